@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aevb.cli.data_argument import model_and_rows, which_rows
-from aevb.cli.options import Missing, Prepare, RunData, Seed, Set, device_of, pairs, path
+from aevb.cli.options import Device, Missing, Prepare, RunData, Seed, Set, device_of, pairs, path
 from aevb.cli.units import units_note
 
 
@@ -65,7 +65,7 @@ def estimators(
         ),
     ] = None,
     seed: Seed = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Measure every valid estimator of a model's bound and recommend one.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from aevb.training.schedules import Schedule
+from aevb.training.schedules import Schedule, parse_schedule
 from aevb.training.settings import Settings, default_of, documentation
 
 SEEDS = {"min": 0, "max": 2**63 - 1}
@@ -148,6 +148,35 @@ Missing = Annotated[
         rich_help_panel="Data",
     ),
 ]
+Kind = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=KIND",
+        help="The kind of a column: real, positive, count, binary, category, ordered or date. May "
+        "be repeated.",
+        rich_help_panel="Table",
+    ),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMNS",
+        help="Columns to leave out, between commas, e.g. --without id,species.",
+        rich_help_panel="Table",
+    ),
+]
+Validation = Annotated[
+    str | None, typer.Option(help="A file of held-out rows.", rich_help_panel="Data")
+]
+SplitSeed = Annotated[
+    int,
+    typer.Option(
+        help="Seed that chooses the rows of --hold-out. The seeds of training do not change them.",
+        rich_help_panel="Data",
+        **SEEDS,
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 RunMissing = Annotated[
     list[float] | None,
     typer.Option(
@@ -182,6 +211,15 @@ def refuse_input(out: Path, *inputs: str | None) -> None:
             )
 
 
+def check_resume(out: Path, places: Sequence[Path]) -> None:
+    """Refuse ``--resume`` if none of the folders of ``--out`` holds a run."""
+    if not any(place.is_dir() and any(place.iterdir()) for place in places):
+        raise ValueError(
+            f"There is no run in {out} that --resume could continue. Name its folder by --out, or "
+            f"leave out --resume to start a new run."
+        )
+
+
 def pairs(option: str, items: list[str] | None) -> dict[str, str]:
     """Parse the ``NAME=VALUE`` items of a repeated option into a dictionary."""
     example = {
@@ -211,6 +249,32 @@ def numbers(option: str, items: list[str]) -> float | dict[str, float]:
         f"{option} takes one number, e.g. {option} 0.5, or LATENT=NUMBER for each latent, e.g. "
         f"{option} z=0.5; got {' '.join(items)!r}."
     )
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the user gave as options, as :class:`Settings` takes them."""
+    given = {name: value for name, value in options.items() if value is not None and value != []}
+    if "how" in given:
+        given["how"] = pairs("--how", given["how"])
+    for name, option in (("beta", "--beta"), ("free_bits", "--free-bits")):
+        if name in given:
+            given[name] = numbers(option, given[name])
+    if "schedule" in given:
+        try:
+            given["schedule"] = parse_schedule(given["schedule"])
+        except ValueError as error:
+            raise ValueError(f"--schedule {given['schedule']}: {error}") from None
+    return given
+
+
+def check_evidence(name: str) -> None:
+    """Refuse an unknown ``--evidence`` before anything is computed."""
+    from aevb.evidence import METHODS
+
+    if name not in METHODS:
+        raise ValueError(
+            f"Unknown --evidence {name}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+        )
 
 
 def device_of(name: str) -> str:

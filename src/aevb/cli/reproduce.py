@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import device_of, path
+from aevb.cli.options import Device, device_of, path
 
 
 def reproduce(
@@ -34,7 +34,7 @@ def reproduce(
             "the machine."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     quick: Annotated[
         bool,
         typer.Option(

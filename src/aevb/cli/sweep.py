@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.options import (
-    SEEDS,
     Data,
+    Device,
+    Kind,
     Missing,
     Prepare,
+    SplitSeed,
+    Validation,
+    Without,
+    check_evidence,
     device_of,
+    given_settings,
     in_its_words,
     path,
     takes_settings,
 )
 from aevb.cli.sweep_table import ModelOfTable, model_of
-from aevb.cli.train import _asked, refuse_for_tables, refuse_table_options
+from aevb.cli.train import refuse_for_tables, refuse_table_options
 from aevb.cli.train_table import TableOptions, names_table
 
 if TYPE_CHECKING:
@@ -152,27 +158,11 @@ def sweep(
             rich_help_panel="Table",
         ),
     ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=KIND",
-            help="The kind of a column, as in aevb train.",
-            rich_help_panel="Table",
-        ),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMNS",
-            help="Columns to leave out, between commas, e.g. --without id,species.",
-            rich_help_panel="Table",
-        ),
-    ] = None,
+    kind: Kind = None,
+    without: Without = None,
     prepare: Prepare = None,
     missing: Missing = None,
-    validation: Annotated[
-        str | None, typer.Option(help="A file of held-out rows.", rich_help_panel="Data")
-    ] = None,
+    validation: Validation = None,
     hold_out: Annotated[
         float | None,
         typer.Option(
@@ -181,12 +171,7 @@ def sweep(
             rich_help_panel="Data",
         ),
     ] = None,
-    split: Annotated[
-        int,
-        typer.Option(
-            help="Seed that chooses the rows of --hold-out.", rich_help_panel="Data", **SEEDS
-        ),
-    ] = 0,
+    split: SplitSeed = 0,
     seeds: Annotated[
         int, typer.Option(help="Runs for each combination, with seeds 0, 1, ….", min=1)
     ] = 1,
@@ -204,7 +189,7 @@ def sweep(
     samples_evidence: Annotated[
         int | None, typer.Option("--evidence-samples", help="Samples of that estimate.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     **settings: Any,
 ) -> None:
     """Train a model with every combination of arguments, and rank the runs by held-out log p(x).
@@ -225,14 +210,10 @@ def sweep(
     from aevb.comparison.sweep import Sweep, ranked
     from aevb.comparison.sweep_report import sweep_picture, sweep_text, write_table
     from aevb.data.builtin import NAMES
-    from aevb.evidence import METHODS
     from aevb.training.settings import Settings
 
-    if evidence not in METHODS:
-        raise ValueError(
-            f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
-        )
-    given = _asked(settings)
+    check_evidence(evidence)
+    given = given_settings(settings)
     if "seed" in given:
         raise ValueError("A sweep trains with the seeds 0, 1, …. Use --seeds instead of --seed.")
     grid = parse_grid(set_ or [])

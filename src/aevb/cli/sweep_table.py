@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aevb.cli.table_models import ARGUMENTS, declare, read_arguments
 from aevb.cli.table_text import schema_text
-from aevb.cli.train_table import (
-    HIDE,
-    TableOptions,
-    digest_of,
-    read_schema,
-    split_rows,
-    validation_rows,
-)
+from aevb.cli.train_table import HIDE, TableOptions, read_named_table, rows_of
 
 if TYPE_CHECKING:
     from aevb.comparison.sweep import Rows
@@ -110,22 +103,8 @@ def _closed(name: str, value: Any) -> Any:
 @lru_cache(maxsize=1)
 def _opened(builder: ModelOfTable) -> tuple[Schema, Any, Any, Recipe]:
     """Read the table once per process: its schema, the rows to train on and those held out."""
-    from aevb.cli.table_files import read_table_file
-    from aevb.data.datasets import Recipe
-
-    options = builder.options
-    file = read_table_file(builder.table, options.missing)
-    schema = read_schema(file, options)
-    recipe = Recipe(
-        builder.table,
-        validation=options.validation,
-        hold_out=options.hold_out,
-        split=options.split,
-        missing=list(options.missing) or None,
-        digest=digest_of(schema, file.frame),
-    )
-    train, held_out = split_rows(file, recipe)
-    held_out = validation_rows(schema, recipe, held_out)
+    file, schema, recipe = read_named_table(builder.table, builder.options)
+    train, held_out = rows_of(file, schema, recipe)
     if held_out is None:
         raise ValueError("A sweep compares held-out rows: give --hold-out or --validation.")
     return schema, train, held_out, recipe

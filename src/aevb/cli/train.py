@@ -20,14 +20,19 @@ import typer
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.model_argument import is_run, resolve
 from aevb.cli.options import (
-    SEEDS,
     Data,
+    Device,
+    Kind,
     Missing,
     Prepare,
     Set,
+    SplitSeed,
+    Validation,
+    Without,
+    check_resume,
     device_of,
+    given_settings,
     in_its_words,
-    numbers,
     pairs,
     path,
     takes_settings,
@@ -35,7 +40,6 @@ from aevb.cli.options import (
 from aevb.cli.train_table import TableOptions, names_table, train_table
 from aevb.cli.units import units_note
 from aevb.estimate.metric_names import OBJECTIVE
-from aevb.training.schedules import parse_schedule
 from aevb.training.seed_folders import seed_folder
 from aevb.training.settings import Settings, read_toml
 
@@ -77,28 +81,11 @@ def train(
             rich_help_panel="Table",
         ),
     ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=KIND",
-            help="The kind of a column: real, positive, count, binary, category, ordered or date. "
-            "May be repeated.",
-            rich_help_panel="Table",
-        ),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMNS",
-            help="Columns to leave out, between commas, e.g. --without id,species.",
-            rich_help_panel="Table",
-        ),
-    ] = None,
+    kind: Kind = None,
+    without: Without = None,
     prepare: Prepare = None,
     missing: Missing = None,
-    validation: Annotated[
-        str | None, typer.Option(help="A file of validation rows.", rich_help_panel="Data")
-    ] = None,
+    validation: Validation = None,
     hold_out: Annotated[
         float,
         typer.Option(
@@ -106,14 +93,7 @@ def train(
             rich_help_panel="Data",
         ),
     ] = 0.0,
-    split: Annotated[
-        int,
-        typer.Option(
-            help="Seed that chooses the rows of --hold-out. --seed does not change them.",
-            rich_help_panel="Data",
-            **SEEDS,
-        ),
-    ] = 0,
+    split: SplitSeed = 0,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -129,7 +109,7 @@ def train(
             help="Train this many models, with seeds 0, 1, …, in the folders seed-0, seed-1, …."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     tensorboard: Annotated[
         bool,
         typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder."),
@@ -184,7 +164,7 @@ def train(
     from aevb.training.run_folder import refuse_taken
     from aevb.zoo import recipes
 
-    asked = _asked(settings)
+    asked = given_settings(settings)
     if names_table(model):
         refuse_for_tables(model, data, prepare, seeds)
         given = _over(read_toml(config) if config is not None else {}, asked)
@@ -212,11 +192,8 @@ def train(
             f"run with another seed use --seed alone."
         )
     places = [out] if seeds is None else [seed_folder(out, i) for i in range(seeds)]
-    if resume and not any(place.is_dir() and any(place.iterdir()) for place in places):
-        raise ValueError(
-            f"There is no run in {out} that --resume could continue. Name its folder by --out, or "
-            f"leave out --resume to start a new run."
-        )
+    if resume:
+        check_resume(out, places)
     given = _over(read_toml(config) if config is not None else {}, asked)
     if seeds is not None:
         given.pop("seed", None)
@@ -368,22 +345,6 @@ def refuse_table_options(
             f"{model} is the run of a table. Continue an interrupted run by its own command and "
             f"--resume, or train a new one: aevb train table.csv --out FOLDER."
         )
-
-
-def _asked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user gave as options, as :class:`Settings` takes them."""
-    given = {name: value for name, value in options.items() if value is not None and value != []}
-    if "how" in given:
-        given["how"] = pairs("--how", given["how"])
-    for name, option in (("beta", "--beta"), ("free_bits", "--free-bits")):
-        if name in given:
-            given[name] = numbers(option, given[name])
-    if "schedule" in given:
-        try:
-            given["schedule"] = parse_schedule(given["schedule"])
-        except ValueError as error:
-            raise ValueError(f"--schedule {given['schedule']}: {error}") from None
-    return given
 
 
 def _over(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from aevb.cli.model_argument import is_run
-from aevb.cli.options import device_of, in_its_words
+from aevb.cli.options import check_resume, device_of, in_its_words
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import (
     Candidate,
@@ -109,7 +109,6 @@ def train_table(
     resume: bool,
 ) -> None:
     """Train a model of a table and write the run."""
-    from aevb.data.datasets import Recipe
     from aevb.evidence.exact import why_not_exact
     from aevb.training.run_folder import refuse_taken
 
@@ -120,24 +119,11 @@ def train_table(
         raise ValueError(f"--hold-out is a fraction of the rows below 1, got {options.hold_out}.")
     if options.hold_out and options.validation:
         raise ValueError("Use --hold-out or --validation, not both.")
-    if resume and not (out.is_dir() and any(out.iterdir())):
-        raise ValueError(
-            f"There is no run in {out} that --resume could continue. Name its folder by --out, or "
-            f"leave out --resume to start a new run."
-        )
+    if resume:
+        check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
-    file = read_table_file(path, options.missing)
-    schema = read_schema(file, options)
-    recipe = Recipe(
-        table,
-        validation=options.validation,
-        hold_out=options.hold_out,
-        split=options.split,
-        missing=list(options.missing) or None,
-        digest=digest_of(schema, file.frame),
-    )
-    train, held_out = split_rows(file, recipe)
-    check = validation_rows(schema, recipe, held_out)
+    file, schema, recipe = read_named_table(table, options)
+    train, check = rows_of(file, schema, recipe)
     notes = [
         f"{table}: {file.rows:,} rows, {len(file.names)} columns, {len(schema.used)} modelled",
         "",
@@ -175,6 +161,23 @@ def train_table(
     assert fitted.run is not None
     fitted.run.plot(out / "curves.png")
     print("\n".join(["", *result, "", *_next(fitted, out)]))
+
+
+def read_named_table(table: str, options: TableOptions) -> tuple[TableFile, Schema, Recipe]:
+    """Read a table and its schema, and record how."""
+    from aevb.data.datasets import Recipe
+
+    file = read_table_file(table, options.missing)
+    schema = read_schema(file, options)
+    recipe = Recipe(
+        table,
+        validation=options.validation,
+        hold_out=options.hold_out,
+        split=options.split,
+        missing=list(options.missing) or None,
+        digest=digest_of(schema, file.frame),
+    )
+    return file, schema, recipe
 
 
 def read_schema(file: TableFile, options: TableOptions) -> Schema:
@@ -271,11 +274,12 @@ def has_changed(schema: Schema, recipe: Recipe) -> bool:
         return True
 
 
-def validation_rows(schema: Schema, recipe: Recipe, held_out: Any) -> Any:
-    """The rows of --validation, or else those held out."""
-    if recipe.validation is None:
-        return held_out
-    return read_table_file(recipe.validation, recipe.missing or ()).known_to(schema)
+def rows_of(file: TableFile, schema: Schema, recipe: Recipe) -> tuple[Any, Any]:
+    """The rows to train on, and those of --validation or --hold-out (None without either)."""
+    train, held_out = split_rows(file, recipe)
+    if recipe.validation is not None:
+        held_out = read_table_file(recipe.validation, recipe.missing or ()).known_to(schema)
+    return train, held_out
 
 
 # The model ----------------------------------------------------------------------------------------

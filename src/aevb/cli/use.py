@@ -33,6 +33,7 @@ from aevb.cli.options import (
     RunMissing,
     RunPrepare,
     Seed,
+    check_evidence,
     in_its_words,
     path,
     refuse_input,
@@ -89,14 +90,11 @@ def evaluate(
     from aevb.data.datasets import clustering_accuracy
     from aevb.data.repeated_values import note_repeated_rows
     from aevb.data.sources import open_source
-    from aevb.evidence import METHODS
     from aevb.posterior import UntaughtError
     from aevb.training import evaluation
 
-    if evidence is not None and evidence not in METHODS:  # before anything is computed
-        raise ValueError(
-            f"Unknown --evidence {evidence}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
-        )
+    if evidence is not None:
+        check_evidence(evidence)
     data = _one_file(file, data)
     if is_table_run(run):
         refuse_options({"--prepare": prepare})

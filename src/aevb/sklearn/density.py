@@ -29,7 +29,16 @@ from aevb.training.run import Run
 ROWS = 4096  # rows that a model reads at once after training
 
 
-class DensityEstimator(BaseEstimator):
+class AllowsMissing(BaseEstimator):
+    """An estimator whose rows may have missing cells (NaN)."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+class DensityEstimator(AllowsMissing):
     """A latent variable model of a table, as a density of its columns.
 
     A subclass declares the model, trains it in ``fit``, and sets ``columns_`` and ``model_``.
@@ -41,11 +50,6 @@ class DensityEstimator(BaseEstimator):
     model_: Model
     random_state: Any
     verbose: Any
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
 
     # Fitting --------------------------------------------------------------------------------------
 
@@ -274,6 +278,14 @@ def validate_numbers(estimator: Any, X: Any, *y: Any, **settings: Any) -> Any:
             f'ColumnTransformer([("levels", OneHotEncoder(sparse_output=False), '
             f'[{found[0]!r}])], remainder="passthrough"), or drop them.'
         ) from error
+
+
+def validate_training(estimator: Any, X: Any) -> Any:
+    """Check training rows: numbers, or a frame with other columns."""
+    if is_mixed(X):
+        validate_data(estimator, X, skip_check_array=True)
+        return X
+    return validate_numbers(estimator, X, ensure_min_samples=2)
 
 
 def check_rows(estimator: Any, X: Any, columns: Columns | MixedColumns) -> Any:

@@ -6,31 +6,28 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import (  # type: ignore[import-untyped]
-    BaseEstimator,
     OneToOneFeatureMixin,
     TransformerMixin,
 )
 from sklearn.utils import check_random_state  # type: ignore[import-untyped]
-from sklearn.utils.validation import (  # type: ignore[import-untyped]
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 
 from aevb.sklearn.columns import MixedColumns, is_mixed
 from aevb.sklearn.default_density import default_density
 from aevb.sklearn.density import (
     ROWS,
+    AllowsMissing,
     ExactDensityEstimator,
     check_count,
     check_rows,
     fit_inner,
-    validate_numbers,
+    validate_training,
 )
 from aevb.tables.fitted import TableModel
 from aevb.tables.frames import read_table
 
 
-class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
     """Fill missing cells (NaN) given the known cells of their row, by a latent variable model.
 
     The posterior of the missing cells is exact: its mean fills a cell, ``return_std=True`` adds
@@ -60,22 +57,14 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.estimator = estimator
         self.random_state = random_state
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the model to the rows X [n, d], with missing cells or without. ``y`` is ignored."""
-        if is_mixed(X):
-            validate_data(self, X, skip_check_array=True)
-        else:
-            X = validate_numbers(self, X, ensure_min_samples=2)
-            if (empty := np.isnan(X).all(0)).any():
-                raise ValueError(
-                    f"Column {int(empty.argmax())} (from 0) has no known cell, so its missing "
-                    f"cells cannot be filled. Drop the column."
-                )
+        X = validate_training(self, X)
+        if not is_mixed(X) and (empty := np.isnan(X).all(0)).any():
+            raise ValueError(
+                f"Column {int(empty.argmax())} (from 0) has no known cell, so its missing cells "
+                f"cannot be filled. Drop the column."
+            )
         if not isinstance(self.estimator, ExactDensityEstimator | None):
             raise TypeError(
                 f"estimator is a FactorAnalysis or a MixtureClusterer, whose posteriors of missing "

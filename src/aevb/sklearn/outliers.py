@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, OutlierMixin  # type: ignore[import-untyped]
-from sklearn.utils.validation import (  # type: ignore[import-untyped]
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.base import OutlierMixin  # type: ignore[import-untyped]
+from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 
-from aevb.sklearn.columns import is_mixed
 from aevb.sklearn.default_density import default_density
-from aevb.sklearn.density import DensityEstimator, check_rows, fit_inner, validate_numbers
+from aevb.sklearn.density import (
+    AllowsMissing,
+    DensityEstimator,
+    check_rows,
+    fit_inner,
+    validate_training,
+)
 
 MOST, LEAST = 1000, 100  # rows simulated from the model per pattern of missing cells,
 IN_ALL = 100_000  # and for all patterns of the training rows together, unless LEAST needs more
 EQUAL = 1e-9  # a smaller standard deviation of log p is rounding
 
 
-class DensityOutlierDetector(OutlierMixin, BaseEstimator):
+class DensityOutlierDetector(OutlierMixin, AllowsMissing):
     """Mark the rows as outliers that are least likely under a latent variable model.
 
     log p of rows with different missing cells is not comparable: each known cell adds a term that
@@ -54,17 +56,9 @@ class DensityOutlierDetector(OutlierMixin, BaseEstimator):
         self.contamination = contamination
         self.random_state = random_state
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the density to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
-        if is_mixed(X):
-            validate_data(self, X, skip_check_array=True)
-        else:
-            X = validate_numbers(self, X, ensure_min_samples=2)
+        X = validate_training(self, X)
         if not 0 < self.contamination <= 0.5:
             raise ValueError(
                 f"contamination is a share of the rows, above 0 and at most 0.5, got "
