@@ -881,6 +881,16 @@ MISTAKES = [
 ]
 
 
+MISTAKES += [
+    (
+        [command, "run", "--unknown-levels", "missing"],
+        2,
+        "aevb: --unknown-levels is for runs of tables (`aevb train table.csv`).",
+    )
+    for command in ("evaluate", "encode", "impute")
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"), MISTAKES, ids=[a[0] + " " + m for a, _, m in MISTAKES]
 )

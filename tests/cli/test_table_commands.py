@@ -110,6 +110,38 @@ def here(guests, monkeypatch):
     return guests
 
 
+@pytest.mark.parametrize("command", ["score", "cluster", "impute", "evaluate"])
+def test_unknown_levels_are_missing_cells_if_asked(here, monkeypatch, capsys, command):
+    rows = two_kinds(30)
+    new = [[*row[:3], "Metz" if i < 4 else row[3], *row[4:]] for i, row in enumerate(rows)]
+    empty = [[*row[:3], "" if i < 4 else row[3], *row[4:]] for i, row in enumerate(rows)]
+    write_csv(here / "new.csv", new)
+    write_csv(here / "empty.csv", empty)
+    found = []
+    for name in ("new", "empty"):
+        out = [] if command == "evaluate" else ["--out", f"{name}-out.csv"]
+        arguments = [command, "guests-run", f"{name}.csv", *out, "--unknown-levels", "missing"]
+        monkeypatch.setattr(sys, "argv", ["aevb", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        found.append(capsys.readouterr())
+    told = (
+        "aevb: Cells with a level that the schema does not know are treated as missing: 4 in "
+        "'city' ('Metz').\n"
+    )
+    assert [one.err for one in found] == [told, ""]
+    if command == "evaluate":
+        assert found[0].out == found[1].out.replace("empty.csv", "new.csv")
+        return
+    header, written = read_csv(here / "new-out.csv")
+    _, expected = read_csv(here / "empty-out.csv")
+    assert header[:9] == HEADER
+    assert [row[3] for row in written[:4]] == ["Metz"] * 4  # not filled
+    for row, other in zip(written, expected, strict=True):
+        assert row[:3] + row[4:] == other[:3] + other[4:]
+
+
 # Reading ------------------------------------------------------------------------------------------
 
 
@@ -536,6 +568,11 @@ def test_evaluate_sees_no_gain_where_columns_are_independent(tmp_path, monkeypat
         (["score", "guests-run", "empty.csv"], "it is empty"),
         (["score", "guests-run", "lacks.csv"], "lacks.csv lacks the columns 'visits', 'price'"),
         (["score", "guests-run", "level.csv"], "a level that the schema does not know: 'Metz'"),
+        (["score", "guests-run", "level.csv"], "or treat unknown levels as missing cells: in"),
+        (
+            ["score", "guests-run", "level.csv", "--unknown-levels", "drop"],
+            'Unknown levels are "error" or "missing", got \'drop\'',
+        ),
         (["score", "guests-run", "words.csv"], "Column 'price' had numbers"),
         (["score", "guests-run", "--out", "s.xlsx"], "write a .csv, .tsv or .parquet file"),
         (["score", "guests-run", "--out", "guests.csv"], "the data are read from"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
-from aevb.cli.options import RunFolder, RunMissing, Seed
+from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
 from aevb.cli.table_files import is_known, text
 from aevb.cli.table_text import paragraph, terminal_width
 
@@ -24,6 +24,7 @@ def cluster(
     file: File = None,
     out: Out = None,
     missing: RunMissing = None,
+    unknown_levels: UnknownLevels = None,
     seed: Seed = 0,
 ) -> None:
     """Assign each row of a table to a cluster, with the probability of every cluster.
@@ -33,7 +34,7 @@ def cluster(
 
     Example: aevb cluster run --out clusters.csv
     """
-    opened = open_table(run, file, missing, out)
+    opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
     _need_clusters(opened)
     columns = columns_of(opened.table.clusters(opened.known, seed=seed))
     results = opened.beside(columns)

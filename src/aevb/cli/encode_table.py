@@ -9,12 +9,18 @@ from aevb.cli.open_table import LISTED, Opened, columns_of, open_table
 
 
 def encode_table(
-    run: Path, file: str | None, missing: Sequence[float] | None, out: Path | None, seed: int
+    run: Path,
+    file: str | None,
+    missing: Sequence[float] | None,
+    out: Path | None,
+    seed: int,
+    *,
+    unknown_levels: str | None = None,
 ) -> None:
     """``aevb encode`` for the run of a table."""
     import numpy as np
 
-    opened = open_table(run, file, missing, out)
+    opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
     _need_codes(opened)
     means, spreads = opened.table.codes(opened.known, return_std=True, seed=seed)
     columns = columns_of(means)

@@ -28,11 +28,12 @@ def evaluate_table(
     evidence: str,
     samples: int | None,
     seed: int,
+    unknown_levels: str | None = None,
 ) -> None:
     """``aevb evaluate`` for the run of a table: log p, and cells that are hidden and predicted."""
     import numpy as np
 
-    found = judged_rows(run, file, missing)
+    found = judged_rows(run, file, missing, unknown_levels=unknown_levels)
     opened, which = found.opened, found.which
     scores = opened.table.score(found.rows, method=evidence, samples=samples, seed=seed)
     log_p = scores["log_p"].to_numpy()

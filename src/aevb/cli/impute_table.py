@@ -21,11 +21,12 @@ def impute_table(
     out: Path | None,
     seed: int,
     *,
+    unknown_levels: str | None = None,
     std: bool = False,
 ) -> None:
     """``aevb impute`` for the run of a table."""
-    opened = open_table(run, file, missing, out)
-    hidden = opened.schema.missing_cells(opened.known)
+    opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
+    hidden = opened.schema.missing_cells(opened.known, unknown_levels=False)
     filled_frame, spread = opened.table.impute(opened.known, return_std=True, seed=seed)
     filled: dict[str, tuple[np.ndarray, list[Any]]] = {}
     for column in opened.schema.used:

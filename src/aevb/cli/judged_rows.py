@@ -32,7 +32,12 @@ class Judged:
 
 
 def judged_rows(
-    run: Path, file: str | None, missing: Sequence[float] | None, *, tell: bool = True
+    run: Path,
+    file: str | None,
+    missing: Sequence[float] | None,
+    *,
+    unknown_levels: str | None = None,
+    tell: bool = True,
 ) -> Judged:
     """Open a table, and return its rows to judge the model by.
 
@@ -42,7 +47,7 @@ def judged_rows(
     """
     from aevb.cli.train_table import split_rows
 
-    opened = open_table(run, file, missing, tell=tell)
+    opened = open_table(run, file, missing, unknown_levels=unknown_levels, tell=tell)
     recipe, known = opened.recipe, opened.known
     if recipe is None:
         return Judged(opened, known, "", known)
@@ -50,7 +55,9 @@ def judged_rows(
     if file is not None or recipe.validation:
         which = "" if file is not None else "validation"
         if file is None:
-            opened = open_table(run, recipe.validation, missing, tell=tell)
+            opened = open_table(
+                run, recipe.validation, missing, unknown_levels=unknown_levels, tell=tell
+            )
         if note:
             return Judged(opened, opened.known, which, opened.known, f"{note}.")
         own = read_table_file(recipe.data, recipe.missing or ())

@@ -94,18 +94,27 @@ def refuse_options(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{option} is not for the run of a table. Leave it out.")
 
 
+def refuse_without_table(given: Mapping[str, Any]) -> None:
+    """Refuse options that only the run of a table has a use for."""
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(f"{option} is for runs of tables (`aevb train table.csv`).")
+
+
 def open_table(
     run: Path,
     file: str | None = None,
     missing: Sequence[float] | None = None,
     out: Path | None = None,
     *,
+    unknown_levels: str | None = None,
     tell: bool = True,
 ) -> Opened:
     """Open the run of a table and a file for it, by default the run's own.
 
-    ``missing`` are numbers that mark missing cells, by default those of the training. With
-    ``tell=False``, columns that the model does not read are not listed.
+    ``missing`` are numbers that mark missing cells, by default those of the training, and
+    ``unknown_levels`` is "error" or "missing", by default that of the schema. With ``tell=False``,
+    columns that the model does not read are not listed.
     """
     from aevb.tables.fitted import load_table
 
@@ -118,6 +127,8 @@ def open_table(
     if out is not None:
         refuse_ending(out)
     table, recipe = load_table(run), recipe_of(run)
+    if unknown_levels is not None:
+        table = table.with_unknown_levels(unknown_levels)
     name = file or (recipe.data if recipe else None)
     if name is None:
         raise ValueError(

@@ -186,6 +186,15 @@ RunMissing = Annotated[
         rich_help_panel="Data",
     ),
 ]
+UnknownLevels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="error|missing",
+        help="For the run of a table: whether a level that the table of the training does not have "
+        "is an error (the default) or a missing cell.",
+        rich_help_panel="Data",
+    ),
+]
 RunPrepare = Annotated[
     str | None,
     typer.Option(

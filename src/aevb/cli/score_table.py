@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.open_table import LISTED, File, Out, open_table
-from aevb.cli.options import RunFolder, RunMissing, Seed
+from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
 from aevb.cli.table_files import rounded
 from aevb.cli.table_text import paragraph
 
@@ -23,6 +23,7 @@ def score(
     file: File = None,
     out: Out = None,
     missing: RunMissing = None,
+    unknown_levels: UnknownLevels = None,
     seed: Seed = 0,
 ) -> None:
     """Compute log p of each row of a table, and list the least likely rows (outliers).
@@ -35,7 +36,7 @@ def score(
     """
     import numpy as np
 
-    opened = open_table(run, file, missing, out)
+    opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
     found = opened.table.score(opened.known, seed=seed)
     columns = {name: found[name].to_numpy() for name in found.column_names}
     if "stderr" not in columns:

@@ -26,13 +26,14 @@ from aevb.cli.encode_table import encode_table
 from aevb.cli.evaluate_table import evaluate_table
 from aevb.cli.impute_table import impute_table
 from aevb.cli.model_argument import open_run
-from aevb.cli.open_table import File, is_table_run, refuse_options
+from aevb.cli.open_table import File, is_table_run, refuse_options, refuse_without_table
 from aevb.cli.options import (
     RunData,
     RunFolder,
     RunMissing,
     RunPrepare,
     Seed,
+    UnknownLevels,
     check_evidence,
     in_its_words,
     path,
@@ -60,6 +61,7 @@ def evaluate(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
+    unknown_levels: UnknownLevels = None,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -98,8 +100,17 @@ def evaluate(
     data = _one_file(file, data)
     if is_table_run(run):
         refuse_options({"--prepare": prepare})
-        evaluate_table(run, data, missing, evidence=evidence or "auto", samples=samples, seed=seed)
+        evaluate_table(
+            run,
+            data,
+            missing,
+            evidence=evidence or "auto",
+            samples=samples,
+            seed=seed,
+            unknown_levels=unknown_levels,
+        )
         return
+    refuse_without_table({"--unknown-levels": unknown_levels})
     samples = SAMPLES if samples is None else samples
     model = open_run(run)
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
@@ -340,6 +351,7 @@ def encode(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
+    unknown_levels: UnknownLevels = None,
     seed: Seed = 0,
 ) -> None:
     """Write the posterior means of the latents (probabilities for discrete ones).
@@ -354,8 +366,9 @@ def encode(
     data = _one_file(file, data)
     if is_table_run(run):
         refuse_options({"--prepare": prepare})
-        encode_table(run, data, missing, out, seed)
+        encode_table(run, data, missing, out, seed, unknown_levels=unknown_levels)
         return
+    refuse_without_table({"--unknown-levels": unknown_levels})
     if out is None:
         raise ValueError("Say where to write the codes, e.g. --out codes.csv.")
     refuse_kind(out)
@@ -392,6 +405,7 @@ def impute(
         ),
     ] = None,
     missing: RunMissing = None,
+    unknown_levels: UnknownLevels = None,
     samples: Annotated[
         int,
         typer.Option(help="Number of draws from q to average over, if the posterior is not exact."),
@@ -419,12 +433,11 @@ def impute(
 
     data = _one_file(file, data)
     if is_table_run(run):
-        impute_table(run, data, missing, out, seed, std=std)
+        impute_table(run, data, missing, out, seed, unknown_levels=unknown_levels, std=std)
         return
+    refuse_without_table({"--unknown-levels": unknown_levels, "--std": std or None})
     if out is None:
         raise ValueError("Say where to write the filled table, e.g. --out filled.csv.")
-    if std:
-        raise ValueError("--std is for runs of tables (`aevb train table.csv`).")
     refuse_kind(out)
     model, recipe = open_run(run), recipe_of(run)
     graph = model.graph

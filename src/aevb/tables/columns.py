@@ -19,13 +19,13 @@ from aevb.tables.kinds import (
     Choice,
     Facts,
     asked,
-    levels_text,
     why_not,
 )
 from aevb.tables.reading import Cells, zone_of
 
 MANY = 3  # a word for missing cells in more than 1 / MANY of the cells is warned of
 FAR = 8.0  # recorded scales between the median of new values and the recorded location
+UNKNOWN = -1.0  # the position of a level that the schema does not know
 COUNTS = {"Poisson": "counts", "NegativeBinomial": "overdispersed"}  # variables of counts
 
 
@@ -186,7 +186,10 @@ def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
 
 
 def checked_cells(column: Column, cells: Cells) -> np.ndarray:
-    """The cells as float64, after checking them against the column's kind."""
+    """The cells as float64, after checking them against the column's kind.
+
+    A level is its position among the levels of the column, or ``UNKNOWN``.
+    """
     if column.kind == "date" and cells.type in ("date", "datetime"):
         _check_zone(column, cells)
     if bool(cells.missing.all()):
@@ -258,18 +261,7 @@ def _positions(column: Column, cells: Cells) -> np.ndarray:
     codes = {level: i for i, level in enumerate(column.levels)}
     found = np.full(len(cells.values), np.nan)
     known = np.flatnonzero(~cells.missing)
-    at = [codes.get(value, -1) for value in cells.values[known].tolist()]
-    found[known] = at
-    unknown = np.flatnonzero(found == -1)
-    if len(unknown):
-        levels = sorted({str(cells.values[i]) for i in unknown.tolist()})
-        more = f" and {len(levels) - 5} others" if len(levels) > 5 else ""
-        raise ValueError(
-            f"Column {column.name!r} has {'a level' if len(levels) == 1 else 'levels'} that the "
-            f"schema does not know: {', '.join(map(repr, levels[:5]))}{more} (row "
-            f"{int(unknown[0])}). Its levels are {levels_text(column.levels, 60)}. Correct the "
-            f"cells, make them missing, or fit again with a table that has all levels."
-        )
+    found[known] = [codes.get(value, UNKNOWN) for value in cells.values[known].tolist()]
     return found
 
 

@@ -60,6 +60,14 @@ class TableModel:
             f" {latents}; {exact} posterior"
         )
 
+    def with_unknown_levels(self, choice: str) -> TableModel:
+        """Return the model with another treatment of levels that its schema does not know.
+
+        "missing" treats such cells as missing, and "error" refuses them; see
+        :meth:`Schema.with_unknown_levels`.
+        """
+        return replace(self, schema=self.schema.with_unknown_levels(choice))
+
     # Latents --------------------------------------------------------------------------------------
 
     def codes(self, frame: Any, *, return_std: bool = False, seed: int = 0) -> Any:
@@ -205,9 +213,9 @@ class TableModel:
 
         A number gets its posterior mean in the units of the table (of a positive column: the mean
         of the log-normal, not the exponential of the mean logarithm), a count its mean, rounded,
-        and a level the most probable one. Known cells and columns left out are unchanged.
-        ``rounded=False`` fills counts, and numbers of an ordered column, with posterior means that
-        need not be whole; their mean squared error is smaller.
+        and a level the most probable one. Known cells, cells with an unknown level and columns left
+        out are unchanged. ``rounded=False`` fills counts, and numbers of an ordered column, with
+        posterior means that need not be whole; their mean squared error is smaller.
 
         ``draws`` returns a list of that many frames filled with joint draws instead (multiple
         imputation). ``return_std`` also returns a frame with the posterior standard deviation of
@@ -215,7 +223,7 @@ class TableModel:
         cells.
         """
         table = read_table(frame)
-        hidden = self.schema.missing_cells(table)
+        hidden = self.schema.missing_cells(table, unknown_levels=False)
         data = self.schema.encode(table)
         if draws is not None:
             if return_std:
@@ -353,7 +361,7 @@ def _read_schema(folder: Path) -> Schema:
 
 def _check_same(schema: Schema, there: Schema, folder: Path) -> None:
     """Raise ValueError if a run in a folder was trained with another schema."""
-    if schema.to_json() == there.to_json():
+    if schema.with_unknown_levels(there.unknown_levels).to_json() == there.to_json():
         return
     now, before = ({column.name: column for column in one.columns} for one in (schema, there))
     name = next(

@@ -13,6 +13,7 @@ import numpy as np
 
 from aevb.tables.columns import (
     COUNTS,
+    UNKNOWN,
     Column,
     asked_choice,
     checked_cells,
@@ -29,6 +30,12 @@ from aevb.tables.columns import (
 from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.reading import MISSING_WORDS
+from aevb.tables.unknown_levels import (
+    checked_choice,
+    describe_unknown_levels,
+    unknown_levels_error,
+    warn_of_unknown_levels,
+)
 
 if TYPE_CHECKING:
     from aevb.model import Model
@@ -80,6 +87,7 @@ class Schema:
     library: str = "dict"
     integer_names: bool = False
     missing_words: tuple[str, ...] = field(default=MISSING_WORDS)
+    unknown_levels: str = "error"
 
     # Reading and editing --------------------------------------------------------------------------
 
@@ -208,6 +216,15 @@ class Schema:
         )
         return self._replaced(name, new)
 
+    def with_unknown_levels(self, choice: str) -> Schema:
+        """Return a schema that treats levels which it does not know as this choice says.
+
+        "error", the default, refuses a table with such a level. "missing" treats the cell as
+        missing: it is marginalised out, and a warning counts such cells. ``impute`` does not
+        replace them.
+        """
+        return replace(self, unknown_levels=checked_choice(choice))
+
     def _replaced(self, name: str, new: Column) -> Schema:
         columns = tuple(new if column.name == name else column for column in self.columns)
         return replace(self, columns=columns)._with_variables()
@@ -283,7 +300,8 @@ class Schema:
 
         Columns are found by name, in any order. ``x``, ``counts``, ``overdispersed`` and ``flags``
         are [rows, columns]; a category is [rows], the position of the level. Raise ValueError for
-        a missing or an unknown column, an unknown level, and a cell that its kind does not allow.
+        a missing or an unknown column, an unknown level (see :meth:`with_unknown_levels`), and a
+        cell that its kind does not allow.
         """
         raw = self._read(read_table(frame))
         return {
@@ -307,9 +325,14 @@ class Schema:
             (column.log_jacobian(raw[column.name]) for column in self.used), np.zeros(table.rows)
         )
 
-    def missing_cells(self, frame: Any) -> dict[str, np.ndarray]:
-        """Which cells of the modelled columns are missing, by column."""
-        return {name: np.isnan(values) for name, values in self.cells(frame).items()}
+    def missing_cells(self, frame: Any, *, unknown_levels: bool = True) -> dict[str, np.ndarray]:
+        """Which cells of the modelled columns are missing, by column.
+
+        ``unknown_levels=False`` leaves out cells that are treated as missing because the schema
+        does not know their level.
+        """
+        raw = self._read(read_table(frame), warn=False, keep_unknown=not unknown_levels)
+        return {name: np.isnan(values) for name, values in raw.items()}
 
     def cells(self, frame: Any) -> dict[str, np.ndarray]:
         """The cells of the modelled columns as float64, by column: NaN where a cell is missing.
@@ -341,8 +364,13 @@ class Schema:
                     found[column.name] = value[:, j]
         return {column.name: found[column.name] for column in self.used}
 
-    def _read(self, table: Table, *, warn: bool = True) -> dict[str, np.ndarray]:
-        """The cells of every modelled column as float64: numbers, days, or positions of levels."""
+    def _read(
+        self, table: Table, *, warn: bool = True, keep_unknown: bool = False
+    ) -> dict[str, np.ndarray]:
+        """The cells of every modelled column as float64: numbers, days, or positions of levels.
+
+        A level that is treated as missing is NaN, or UNKNOWN with ``keep_unknown``.
+        """
         if not table.rows:
             raise ValueError("The table has no rows.")
         absent = [column.name for column in self.used if column.name not in table.names]
@@ -361,12 +389,20 @@ class Schema:
                 f"table, or read the schema from a table that has "
                 f"{'it' if len(extra) == 1 else 'them'} (drop=[…] leaves a column out)."
             )
-        found = {}
+        found, told = {}, []
         for column in self.used:
             cells = table.cells(column.name, self.missing_words, column.levels)
-            found[column.name] = checked_cells(column, cells)
+            values = found[column.name] = checked_cells(column, cells)
+            if column.listed and (unknown := values == UNKNOWN).any():
+                if self.unknown_levels == "error":
+                    raise unknown_levels_error(column, cells, unknown)
+                told.append(describe_unknown_levels(column, cells, unknown))
+                if not keep_unknown:
+                    values[unknown] = np.nan
             if warn:
-                warn_of_unit(column, found[column.name])
+                warn_of_unit(column, values)
+        if warn:
+            warn_of_unknown_levels(told)
         return found
 
     # JSON -----------------------------------------------------------------------------------------
@@ -379,6 +415,7 @@ class Schema:
             "library": self.library,
             "integer names": self.integer_names,
             "missing words": list(self.missing_words),
+            "unknown levels": self.unknown_levels,
             "columns": [asdict(column) for column in self.columns],
         }
         return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
@@ -398,6 +435,7 @@ class Schema:
                 str(record["library"]),
                 bool(record["integer names"]),
                 tuple(map(str, record["missing words"])),
+                checked_choice(record.get("unknown levels", "error")),  # older files lack it
             )._checked()
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"This is no schema of a table: {error}.") from None
