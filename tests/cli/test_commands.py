@@ -889,6 +889,20 @@ MISTAKES += [
     )
     for command in ("evaluate", "encode", "impute")
 ]
+MISTAKES += [
+    (
+        ["train", "vae", "--data", "digits", "--out", "r", "--missing", "unknown"],
+        2,
+        "--missing unknown: the data of a named model are numbers, so a number marks their missing "
+        "cells, e.g. --missing -999. Words are for models of a table: aevb train table.csv "
+        "--missing unknown.",
+    ),
+    (
+        ["sweep", "vae", "--data", "digits", "--out", "r", "--missing", "nan", "--set", "z=1"],
+        2,
+        "--missing nan: the data of a named model are numbers",
+    ),
+]
 
 
 @pytest.mark.parametrize(

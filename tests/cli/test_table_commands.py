@@ -297,6 +297,63 @@ def test_numbers_that_mark_missing_cells_are_missing_in_later_files_too(
     assert all(row[header.index("p0")] != "-999" for row in filled)
 
 
+def test_words_that_mark_missing_cells_are_missing_in_later_files_too(
+    tmp_path, monkeypatch, capsys
+):
+    """They leave numbers, dates and truth values what they are, and so do their spellings."""
+    monkeypatch.chdir(tmp_path)
+    rows, empty = two_kinds(), two_kinds()
+    for i, word in enumerate(["unknown", "Unknown", " UNKNOWN", "-999"] * 5):
+        rows[6 * i][7] = word
+        for column in (2, 3, 5, 6):
+            rows[6 * i][column] = "unknown" if word == "-999" else word
+        for column in (2, 3, 5, 6, 7):
+            empty[6 * i][column] = ""
+    write_csv(tmp_path / "guests.csv", rows)
+    write_csv(tmp_path / "empty.csv", empty)
+    marks = ["--missing", "unknown", "--missing", "-999"]
+    more = ["--set", "components=2", "--set", "covariance=diagonal"]
+    told = aevb(monkeypatch, capsys, "train", "guests.csv", *marks, *more, "--out", "run")
+    aevb(monkeypatch, capsys, "train", "empty.csv", *more, "--out", "plain")
+    schema, plain = load_table("run").schema, load_table("plain").schema
+    assert [(c.kind, c.levels, c.missing, c.location) for c in schema.columns] == [
+        (c.kind, c.levels, c.missing, c.location) for c in plain.columns
+    ]
+    assert "city: missing where the text is 'UNKNOWN', 'Unknown'" in " ".join(told.split())
+    assert schema.missing_words[-1] == "unknown"
+    assert json.loads(Path("run/data.json").read_text())["missing"] == ["unknown", -999.0]
+    assert np.isnan(
+        schema.cells({name: ["Unknown" if name == "city" else None] for name in schema.names})[
+            "city"
+        ]
+    )
+    for name in ("run", "plain"):
+        aevb(monkeypatch, capsys, "impute", name, "--out", f"{name}.csv")
+        aevb(monkeypatch, capsys, "score", name, "--out", f"{name}-scores.csv")
+    assert Path("run.csv").read_bytes() == Path("plain.csv").read_bytes()
+    scores = [[row[9:] for row in read_csv(Path(f"{n}-scores.csv"))[1]] for n in ("run", "plain")]
+    assert scores[0] == scores[1]
+    # Other marks replace those of the training; these rows have none of them.
+    write_csv(
+        tmp_path / "new.csv",
+        [["no idea" if cell == "" else cell for cell in row] for row in two_kinds(9)],
+    )
+    assert "9 rows of new.csv" in aevb(
+        monkeypatch, capsys, "score", "run", "new.csv", "--missing", "No Idea"
+    )
+    assert "does not know: 'no idea'" in refused(monkeypatch, capsys, "score", "run", "new.csv")
+
+
+def test_a_run_is_not_resumed_with_other_words_for_missing_cells(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds())
+    asked = ["train", "guests.csv", "--set", "components=1", "--out", "run"]
+    aevb(monkeypatch, capsys, *asked)
+    said = refused(monkeypatch, capsys, *asked, "--missing", "unknown", "--resume")
+    assert "for missing cells, and now they are '', 'na'" in said
+    assert "'nan', 'unknown'. To resume, give the words of the run" in said
+
+
 def test_a_marker_of_missing_cells_is_named_with_its_option(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = two_kinds()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aevb.cli.missing_marks import only_numbers
 from aevb.cli.options import RunMissing, Seed, in_its_words, path
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def compare(
     models = named(expanded(runs))
     tables = tables_of(models)
     entrants, what, units = (
-        _on_tables(tables, data, missing) if tables else on_file(models, data, missing=missing)
+        _on_tables(tables, data, missing)
+        if tables
+        else on_file(models, data, missing=only_numbers(missing))
     )
     found = compare_entrants(
         entrants, what=what, units=units, method=evidence, samples=samples, elbo=elbo, seed=seed
@@ -77,7 +80,7 @@ def compare(
 
 
 def _on_tables(
-    tables: Mapping[str, TableModel], data: str | None, missing: Sequence[float] | None
+    tables: Mapping[str, TableModel], data: str | None, missing: Sequence[str] | None
 ) -> tuple[list[Entrant], str, str]:
     """Return models of tables with the rows of a file, or else with the rows that all held out.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.cli.missing_marks import only_numbers
 from aevb.cli.model_argument import is_run, open_run, resolve
 from aevb.estimate.keys import LENGTHS, STEPS
 
@@ -40,7 +41,7 @@ def load_rows(
     prepare: str | None,
     seed: int,
     *,
-    missing: Sequence[float] | None = None,
+    missing: Sequence[str] | None = None,
     whole: bool = False,
 ) -> Loaded:
     """Load the rows that a command names, or else those of the run, prepared as in training.
@@ -61,7 +62,14 @@ def load_rows(
             f"{run} does not record which data it was trained on. Name them, e.g. --data digits."
         )
     try:
-        return load(name, model.graph, prepare=prepare, seed=seed, missing=missing, like=recipe)
+        return load(
+            name,
+            model.graph,
+            prepare=prepare,
+            seed=seed,
+            missing=only_numbers(missing),
+            like=recipe,
+        )
     except ValueError as error:
         if data is None and not Path(name).exists():
             raise ValueError(
@@ -77,7 +85,7 @@ def model_and_rows(
     prepare: str | None,
     seed: int,
     settings: Mapping[str, str],
-    missing: Sequence[float] | None = None,
+    missing: Sequence[str] | None = None,
 ) -> tuple[Model, Loaded]:
     """Return the model that the command line names, and rows for it.
 
@@ -99,8 +107,9 @@ def model_and_rows(
             f"{text} is not the folder of a run, so it has no data of its own. Name them: --data "
             f"digits."
         )
-    model = resolve(text, data, settings, missing)
-    return model, load(data, model.graph, prepare=prepare, seed=seed, missing=missing)
+    markers = only_numbers(missing)
+    model = resolve(text, data, settings, markers)
+    return model, load(data, model.graph, prepare=prepare, seed=seed, missing=markers)
 
 
 def which_rows(loaded: Loaded) -> str:

@@ -11,7 +11,7 @@ from aevb.cli.open_table import LISTED, Opened, columns_of, open_table
 def encode_table(
     run: Path,
     file: str | None,
-    missing: Sequence[float] | None,
+    missing: Sequence[str] | None,
     out: Path | None,
     seed: int,
     *,

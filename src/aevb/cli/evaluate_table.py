@@ -23,7 +23,7 @@ ENOUGH, ROUNDS = 100, 10  # hidden cells per column that are enough; most rounds
 def evaluate_table(
     run: Path,
     file: str | None,
-    missing: Sequence[float] | None,
+    missing: Sequence[str] | None,
     *,
     evidence: str,
     samples: int | None,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def impute_table(
     run: Path,
     file: str | None,
-    missing: Sequence[float] | None,
+    missing: Sequence[str] | None,
     out: Path | None,
     seed: int,
     *,

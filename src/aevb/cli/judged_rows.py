@@ -34,7 +34,7 @@ class Judged:
 def judged_rows(
     run: Path,
     file: str | None,
-    missing: Sequence[float] | None,
+    missing: Sequence[str] | None,
     *,
     unknown_levels: str | None = None,
     tell: bool = True,
@@ -88,7 +88,7 @@ def _changed(schema: Schema, recipe: Recipe) -> str:
     return f"{recipe.data} has changed since training" if has_changed(schema, recipe) else ""
 
 
-def loaded_rows(run: Path, file: str | None, missing: Sequence[float] | None) -> Loaded:
+def loaded_rows(run: Path, file: str | None, missing: Sequence[str] | None) -> Loaded:
     """The rows of a table as the data of its model, for commands that examine a model."""
     from aevb.data.datasets import Loaded, Recipe, Split
 

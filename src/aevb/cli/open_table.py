@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.data_argument import recipe_of
+from aevb.cli.missing_marks import marks_of
 from aevb.cli.model_argument import open_run
 from aevb.cli.options import path, refuse_input
 from aevb.cli.table_files import (
@@ -104,7 +105,7 @@ def refuse_without_table(given: Mapping[str, Any]) -> None:
 def open_table(
     run: Path,
     file: str | None = None,
-    missing: Sequence[float] | None = None,
+    missing: Sequence[str] | None = None,
     out: Path | None = None,
     *,
     unknown_levels: str | None = None,
@@ -112,7 +113,7 @@ def open_table(
 ) -> Opened:
     """Open the run of a table and a file for it, by default the run's own.
 
-    ``missing`` are numbers that mark missing cells, by default those of the training, and
+    ``missing`` are the marks of missing cells, by default those of the training, and
     ``unknown_levels`` is "error" or "missing", by default that of the schema. With ``tell=False``,
     columns that the model does not read are not listed.
     """
@@ -141,7 +142,7 @@ def open_table(
         )
     if out is not None:
         refuse_input(out, name)
-    marks = (recipe.missing if recipe else None) if missing is None else missing
+    marks = (recipe.missing if recipe else None) if missing is None else marks_of(missing)
     found = read_table_file(name, marks or ())
     _check_columns(table.schema, found, tell=tell)
     return Opened(run, table, recipe, found, found.known_to(table.schema))

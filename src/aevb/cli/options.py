@@ -141,10 +141,11 @@ Prepare = Annotated[
     ),
 ]
 Missing = Annotated[
-    list[float] | None,
+    list[str] | None,
     typer.Option(
-        metavar="NUMBER",
-        help="A number that marks missing cells of a table, e.g. --missing -999. May be repeated.",
+        metavar="NUMBER|WORD",
+        help="A number that marks missing cells of a table, e.g. --missing -999; for `aevb train "
+        "table.csv` also a word, e.g. --missing unknown (in any case). May be repeated.",
         rich_help_panel="Data",
     ),
 ]
@@ -178,11 +179,11 @@ SplitSeed = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 RunMissing = Annotated[
-    list[float] | None,
+    list[str] | None,
     typer.Option(
-        metavar="NUMBER",
-        help="A number that marks missing cells; by default the same as in training. May be "
-        "repeated.",
+        metavar="NUMBER|WORD",
+        help="A number that marks missing cells, or a word for the run of a table; by default the "
+        "same as in training. May be repeated.",
         rich_help_panel="Data",
     ),
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.missing_marks import marks_of, only_numbers
 from aevb.cli.options import (
     Data,
     Device,
@@ -219,7 +220,7 @@ def sweep(
     grid = parse_grid(set_ or [])
     if hold_out is None:
         hold_out = HOLD_OUT if validation is None and data not in NAMES else 0.0
-    marks, device = tuple(missing or ()), device_of(device)
+    marks, device = marks_of(missing), device_of(device)
     builder: NamedModel | ModelOfTable
     if names_table(model):
         refuse_for_tables(model, data, prepare, None)
@@ -228,7 +229,7 @@ def sweep(
             None,
             tuple(kind or ()),
             tuple(without or ()),
-            marks,
+            tuple(marks),
             validation,
             hold_out,
             split,
@@ -240,13 +241,14 @@ def sweep(
         refuse_table_options(model, model_, kind, without)
         if data is None:
             raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
-        builder = NamedModel(model, data, prepare, marks, validation, hold_out, split, device)
+        markers = tuple(only_numbers(missing) or ())
+        builder = NamedModel(model, data, prepare, markers, validation, hold_out, split, device)
     recorded = Settings(**given).record()
     named = {
         "model": model,
         "data": data,
         "prepare": prepare,
-        "missing": list(missing or ()),
+        "missing": marks,
         "validation": validation,
         "hold_out": hold_out,
         "split": split,

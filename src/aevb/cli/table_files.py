@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.cli.missing_marks import Mark, numbers_of, words_of
 from aevb.runtime.checked_files import whole_file
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class TableFile:
 
     path: Path
     frame: Any
+    words: Collection[str] = ()  # that mark missing cells, beside the usual ones
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,13 +102,20 @@ class TableFile:
             if words and not pa.types.is_string(kind):
                 cells = [cell.strip() for cell in self.written[column.name]]
                 missing = MISSING_TEXT if pa.types.is_null(kind) else MISSING
-                found = pa.array([None if cell in missing else cell for cell in cells], pa.string())
+                known = [
+                    None if cell in missing or cell.lower() in self.words else cell
+                    for cell in cells
+                ]
+                found = pa.array(known, pa.string())
                 frame = frame.set_column(position, column.name, found)
         return frame
 
 
-def read_table_file(path: str | Path, missing: Collection[float] = ()) -> TableFile:
-    """Read a table file whole; ``missing`` are numbers that mark missing cells."""
+def read_table_file(path: str | Path, missing: Collection[Mark] = ()) -> TableFile:
+    """Read a table file whole; ``missing`` are numbers and words that mark missing cells.
+
+    Words are compared without case, and mark cells in addition to the usual words.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -114,14 +124,50 @@ def read_table_file(path: str | Path, missing: Collection[float] = ()) -> TableF
     path = Path(path)
     if not path.exists():
         raise ValueError(f"There is no file {path}.")
-    frame = read_frame(path)
-    for j, field in enumerate(frame.schema if missing else ()):
+    frame, numbers, words = read_frame(path), numbers_of(missing), words_of(missing)
+    if words and (spellings := _spellings(frame, words)):
+        # Without its words, a column may hold numbers or dates.
+        frame = _without_words(read_frame(path, missing=spellings), spellings)
+    for j, field in enumerate(frame.schema if numbers else ()):
         if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
             column = frame.column(j)
-            marks = pa.array([float(number) for number in missing])
-            marked = pc.is_in(pc.cast(column, pa.float64(), safe=False), value_set=marks)
+            marked = pc.is_in(
+                pc.cast(column, pa.float64(), safe=False), value_set=pa.array(numbers, pa.float64())
+            )
             frame = frame.set_column(j, field, pc.if_else(marked, None, column))
-    return TableFile(path, frame)
+    return TableFile(path, frame, words)
+
+
+def _spellings(frame: Any, words: Sequence[str]) -> list[str]:
+    """The cells of columns of words that equal one of the words, in the case of the file."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = set()
+    for column in frame.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            found |= set(pc.unique(column).to_pylist()) - {None}
+    return sorted(cell for cell in found if cell.strip().lower() in words)
+
+
+def _without_words(frame: Any, spellings: Sequence[str]) -> Any:
+    """Make these cells of columns of words missing, and count them in the metadata."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from aevb.tables.reading import WORDS_METADATA
+
+    for j, field in enumerate(frame.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            column = frame.column(j)
+            marked = pc.is_in(column, value_set=pa.array(spellings, field.type))
+            times = json.loads((field.metadata or {}).get(WORDS_METADATA, b"{}"))
+            for one in pc.value_counts(column.filter(marked)).to_pylist():
+                times[one["values"]] = one["counts"]
+            if times:
+                field = field.with_metadata({WORDS_METADATA: json.dumps(times)})
+            frame = frame.set_column(j, field, pc.if_else(marked, None, column))
+    return frame
 
 
 def _written_rows(path: Path) -> list[list[str]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
+from aevb.cli.missing_marks import marks_of, only_numbers
 from aevb.cli.model_argument import is_run, resolve
 from aevb.cli.options import (
     Data,
@@ -173,7 +174,7 @@ def train(
             pairs("--set", set_),
             kind or (),
             without or (),
-            missing or (),
+            marks_of(missing),
             validation,
             hold_out,
             split,
@@ -210,7 +211,8 @@ def train(
         raise ValueError(
             "--seeds trains new models, but this command continues a run. Leave out --seeds."
         )
-    found = resolve(model, data, pairs("--set", set_), missing)
+    markers = only_numbers(missing)
+    found = resolve(model, data, pairs("--set", set_), markers)
     found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
@@ -223,7 +225,7 @@ def train(
             validation=validation,
             hold_out=hold_out,
             split=split,
-            missing=missing,
+            missing=markers,
             like=before,
         )
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, only the first one prints

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
 from aevb.cli.options import check_resume, device_of, in_its_words
 from aevb.cli.table_files import TableFile, read_table_file
@@ -56,7 +57,7 @@ class TableOptions:
     arguments: Mapping[str, str] | None = None
     kinds: Sequence[str] = ()
     without: Sequence[str] = ()
-    missing: Sequence[float] = ()
+    missing: Sequence[Mark] = ()
     validation: str | None = None
     hold_out: float = 0.0
     split: int = 0
@@ -183,13 +184,15 @@ def read_named_table(table: str, options: TableOptions) -> tuple[TableFile, Sche
 def read_schema(file: TableFile, options: TableOptions) -> Schema:
     """Read the schema of a table, with the kinds and the columns left out of the options."""
     from aevb.tables import Schema
+    from aevb.tables.reading import MISSING_WORDS
 
     kinds = _kinds(options.kinds, file.names)
     without = _listed_names(options.without, file.names)
     for name in without:
         if name in kinds:
             raise ValueError(f"Column {name!r} is named by --kind and by --without.")
-    schema = Schema.read(file.frame, kinds=kinds)
+    words = (*MISSING_WORDS, *words_of(options.missing))
+    schema = Schema.read(file.frame, kinds=kinds, missing=words)
     return schema.without(*without) if without else schema
 
 

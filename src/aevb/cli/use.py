@@ -25,6 +25,7 @@ from aevb.cli.data_argument import (
 from aevb.cli.encode_table import encode_table
 from aevb.cli.evaluate_table import evaluate_table
 from aevb.cli.impute_table import impute_table
+from aevb.cli.missing_marks import only_numbers
 from aevb.cli.model_argument import open_run
 from aevb.cli.open_table import File, is_table_run, refuse_options, refuse_without_table
 from aevb.cli.options import (
@@ -445,7 +446,7 @@ def impute(
     if name is None:
         raise ValueError("Say which file to fill, e.g. --data table.csv.")
     refuse_input(out, name)
-    loaded = load(name, graph, missing=missing, like=whole_of(recipe))
+    loaded = load(name, graph, missing=only_numbers(missing), like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
     raw, lengths = pad(
         graph, loaded.train.raw, loaded.train.raw.get(STEPS), loaded.train.raw.get(LENGTHS)

@@ -190,9 +190,10 @@ def parse_options(layout: Layout, *, quoted: bool, blank_rows: bool = False) -> 
     )
 
 
-def null_words() -> list[str]:
+def null_words(more: Sequence[str] = ()) -> list[str]:
     """Return the words of a missing cell, also after a blank: pyarrow compares whole cells."""
-    return [*MISSING, *(" " + word for word in MISSING)]
+    words = (*MISSING, *more)
+    return [*words, *(" " + word for word in words)]
 
 
 def normalised(text: bytes) -> bytes:

@@ -59,7 +59,7 @@ class Recipe:
     hold_out: float = 0.0  # or the fraction of rows held out for validation,
     split: int = 0  # and the seed that chose them
     seed: int = 0  # the seed of random preparations
-    missing: list[float] | None = None  # numbers that mark missing cells of a table
+    missing: list[Any] | None = None  # numbers and words that mark missing cells of a table
     known: list[str] | None = (
         None  # the variables, latents included, that the training rows have values of
     )
@@ -186,7 +186,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
     ),
     "columns": _table_of(_list_of(str)),
     "known": _list_of(str),
-    "missing": _finite,
+    "missing": lambda value: (
+        isinstance(value, list) and all(isinstance(mark, str) or _finite([mark]) for mark in value)
+    ),
     "others": _table_of(_table_of(_finite)),
 }
 

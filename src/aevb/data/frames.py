@@ -24,7 +24,7 @@ _COMMA = r"^[+-]?\d+,\d+([eE][+-]?\d+)?$"
 _TEXT = (".csv", ".tsv", ".txt")
 
 
-def read_frame(path: str | Path) -> Any:
+def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
     """Read a table whole, as a ``pyarrow.Table`` with the types of its columns.
 
     ``path`` is a text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files. The
@@ -35,13 +35,15 @@ def read_frame(path: str | Path) -> Any:
     levels. Whole numbers are words if some have leading zeros (00123). Blanks around words are
     removed. The metadata of a column of words count its cells that a word made missing: ``missing
     words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named 1, 2, ….
+    ``missing`` are further texts that mark missing cells of a text table, as it writes them, except
+    in columns of words.
 
     Raises ValueError that names the file, and the line where there is one.
     """
     path = Path(path)
     try:
         if path.suffix in _TEXT:
-            return _read_text(path)
+            return _read_text(path, missing)
         if path.suffix == ".parquet" or path.is_dir():
             return _read_parquet(path)
         raise ValueError(
@@ -66,7 +68,7 @@ def _read_parquet(path: Path) -> Any:
         raise ValueError(str(error).splitlines()[0]) from None
 
 
-def _read_text(path: Path) -> Any:
+def _read_text(path: Path, missing: Sequence[str]) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -86,7 +88,7 @@ def _read_text(path: Path) -> Any:
                 read_options=read_options,
                 parse_options=parsing,
                 convert_options=csv.ConvertOptions(
-                    null_values=null_words(), strings_can_be_null=False
+                    null_values=null_words(missing), strings_can_be_null=False
                 ),
             )
         whole = [name for name, kind in _fields(found) if pa.types.is_integer(kind)]
@@ -111,7 +113,7 @@ def _read_text(path: Path) -> Any:
         found = found.slice(0, found.num_rows - _blank_end(path))
     if not found.num_rows:
         raise ValueError("it has a header but no rows" if layout.names else "it is empty")
-    return _without_words(_numbers_with_commas(_trimmed(found), layout))
+    return _without_words(_numbers_with_commas(_trimmed(found), layout, missing))
 
 
 def _source(path: Path, layout: Layout) -> Any:
@@ -183,7 +185,7 @@ def _null(words: Any, missing: Sequence[str]) -> Any:
     return pc.if_else(pc.is_in(words, value_set=pa.array(missing)), None, words)
 
 
-def _numbers_with_commas(found: Any, layout: Layout) -> Any:
+def _numbers_with_commas(found: Any, layout: Layout, missing: Sequence[str]) -> Any:
     """Convert columns of decimal commas to numbers, if the cells are separated by semicolons.
 
     A table with both 2,5 and 1.5 is refused, because one sign may separate thousands.
@@ -198,7 +200,7 @@ def _numbers_with_commas(found: Any, layout: Layout) -> Any:
     for j, (name, kind) in enumerate(_fields(found)):
         if not pa.types.is_string(kind):
             continue
-        column = _null(found.column(j), MISSING)
+        column = _null(found.column(j), (*MISSING, *missing))
         comma = pc.match_substring_regex(column, _COMMA)
         plain = pc.match_substring_regex(column, _PLAIN)
         if pc.any(comma).as_py() and pc.all(pc.or_(comma, plain)).as_py():

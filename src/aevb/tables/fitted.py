@@ -363,6 +363,12 @@ def _check_same(schema: Schema, there: Schema, folder: Path) -> None:
     """Raise ValueError if a run in a folder was trained with another schema."""
     if schema.with_unknown_levels(there.unknown_levels).to_json() == there.to_json():
         return
+    if schema.missing_words != there.missing_words:
+        words = [", ".join(map(repr, one.missing_words)) for one in (there, schema)]
+        raise ValueError(
+            f"{folder} was trained with the words {words[0]} for missing cells, and now they are "
+            f"{words[1]}. To resume, give the words of the run; otherwise choose another folder."
+        )
     now, before = ({column.name: column for column in one.columns} for one in (schema, there))
     name = next(
         (name for name in {**before, **now} if before.get(name) != now.get(name)), schema.names[0]
