@@ -386,7 +386,11 @@ def test_scores_stand_beside_the_cells_as_they_were_written(here, monkeypatch, c
     tails = np.array([float(row[10]) for row in rows])
     assert f"log p per row is {want.mean():.3f} in the mean" in printed.replace("\n", " ")
     listed = [int(line.split()[0]) for line in printed.splitlines() if line[:5].strip().isdigit()]
-    assert listed == (np.lexsort((want, tails))[:5] + 1).tolist()
+    assert listed == np.lexsort((want, tails))[:5].tolist()
+    assert (
+        "\n\nrow: counted from 0, without the header line of the file.\n"
+        "tail: share of simulated rows that are at most as likely." in printed
+    )
     assert max(map(len, printed.splitlines())) <= 80
 
 

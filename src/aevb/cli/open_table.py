@@ -15,6 +15,7 @@ from aevb.cli.missing_marks import marks_of
 from aevb.cli.model_argument import open_run
 from aevb.cli.options import path, refuse_input
 from aevb.cli.table_files import (
+    TEXT,
     TableFile,
     own_names,
     read_table_file,
@@ -72,11 +73,12 @@ class Opened:
 
     def some(self, results: Mapping[str, Any], rows: np.ndarray) -> str:
         """Some rows in text: the row number, the results, then the columns of the table."""
-        shown: dict[str, Any] = {"row": (rows + 1).tolist()}
+        shown: dict[str, Any] = {"row": rows.tolist()}
         shown |= {name: values[rows].tolist() for name, values in results.items()}
         first = len(shown)
         shown |= {name: self.file.cells(name, rows) for name in self.file.names}
-        return rows_text(shown, first=first)
+        header = ", without the header line of the file" * (self.file.path.suffix in TEXT)
+        return f"{rows_text(shown, first=first)}\n\nrow: counted from 0{header}."
 
     def written(self, out: Path, results: Mapping[str, Any], what: str) -> str:
         write_beside(out, self.file, results)

@@ -63,8 +63,7 @@ def score(
         level = 10 / SIMULATED
         few = int((columns["tail"] <= level).sum())
         print(
-            "\n"
-            + paragraph(
+            paragraph(
                 f"tail: share of simulated rows that are at most as likely. {few} "
                 f"row{'s have' if few != 1 else ' has'} a tail of at most {level:g}; about "
                 f"{level * len(log_p):.1f} would, if the rows came from the model."

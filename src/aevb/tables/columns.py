@@ -207,7 +207,7 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
         first = int(np.argmin(cells.missing))
         raise ValueError(
             f"Column {column.name!r} had {was} when the schema was read, and now holds {now} "
-            f"({cells.values[first]!r} in row {first}). Convert it."
+            f"({cells.values[first]!r} in row {first}, from 0). Convert it."
         )
     values = np.where(cells.missing, np.nan, cells.values.astype(float))
     checks = [(np.isinf(values), "infinite", "Replace them by a number or a missing value")]
@@ -226,7 +226,7 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
             row = int(np.argmax(bad))
             raise ValueError(
                 f"Column {column.name!r}: {_count(int(bad.sum()), 'cell')} {what} "
-                f"({values[row]:g} in row {row}). {fix}."
+                f"({values[row]:g} in row {row}, from 0). {fix}."
             )
     return values
 

@@ -102,8 +102,8 @@ def facts_of(cells: Cells) -> Facts:
         row = int(np.flatnonzero(~cells.missing)[np.argmax(infinite)])
         raise ValueError(
             f"Column {cells.name!r} has {int(infinite.sum())} infinite "
-            f"cell{'s' * int(infinite.sum() > 1)} (row {row}). Replace them by a number, or by a "
-            f"missing value."
+            f"cell{'s' * int(infinite.sum() > 1)} (row {row}, from 0). Replace them by a number, "
+            f"or by a missing value."
         )
     if not len(values):
         return Facts(cells.type, rows, missing, 0)

@@ -160,8 +160,8 @@ def _of_objects(name: str, values: np.ndarray, shown: str) -> Cells:
     if len(first) > 1:
         examples = ", ".join(f"{kind} ({value!r} in row {i})" for kind, (i, value) in first.items())
         raise ValueError(
-            f"Column {name!r} mixes types: {examples}. Make all its cells one type: "
-            f"frame[{name!r}].astype(str) for categories, or numbers with missing cells."
+            f"Column {name!r} mixes types: {examples}; rows count from 0. Make all its cells one "
+            f"type: frame[{name!r}].astype(str) for categories, or numbers with missing cells."
         )
     kind = next(iter(first), "number")
     if kind == "datetime":
@@ -184,8 +184,8 @@ def _checked_zone(name: str, values: np.ndarray, missing: np.ndarray, shown: str
         first = sorted((without.index(True), without.index(False)))
         examples = " and ".join(f"{values[known[i]]} in row {known[i]}" for i in first)
         raise ValueError(
-            f"Column {name!r} mixes times with and without a time zone ({examples}). Give all "
-            f"the same zone."
+            f"Column {name!r} mixes times with and without a time zone ({examples}; rows count "
+            f"from 0). Give all the same zone."
         )
     if zones[0] is None or zone_of(shown) is not None:
         return shown
@@ -244,7 +244,7 @@ def _refused(name: str, what: str, row: int | None = None) -> ValueError:
         (fix for key, fix in fixes.items() if key in what),
         "drop it, or make columns of its parts: each cell is one number, text, truth value or date",
     )
-    place = "" if row is None else f" (row {row})"
+    place = "" if row is None else f" (row {row}, from 0)"
     return ValueError(
         f"Column {name!r} holds cells of type {what}{place}, which no likelihood fits: {fix}."
     )

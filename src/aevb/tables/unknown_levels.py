@@ -26,7 +26,7 @@ def unknown_levels_error(column: Column, cells: Cells, unknown: np.ndarray) -> V
     levels = _levels(cells, unknown)
     return ValueError(
         f"Column {column.name!r} has {'a level' if len(levels) == 1 else 'levels'} that the schema "
-        f"does not know: {_shown(levels)} (row {int(np.argmax(unknown))}). Its levels are "
+        f"does not know: {_shown(levels)} (row {int(np.argmax(unknown))}, from 0). Its levels are "
         f"{levels_text(column.levels, 60)}. Correct the cells, fit again with a table that has all "
         f"levels, or treat unknown levels as missing cells: in Python "
         f'fitted.with_unknown_levels("missing"), and for aevb score, cluster, impute, encode and '
