@@ -387,6 +387,7 @@ def test_scores_stand_beside_the_cells_as_they_were_written(here, monkeypatch, c
     assert f"log p per row is {want.mean():.3f} in the mean" in printed.replace("\n", " ")
     listed = [int(line.split()[0]) for line in printed.splitlines() if line[:5].strip().isdigit()]
     assert listed == np.lexsort((want, tails))[:5].tolist()
+    assert "\nThe least likely rows, ordered by tail probability:\n" in printed
     assert (
         "\n\nrow: counted from 0, without the header line of the file.\n"
         "tail: share of simulated rows that are at most as likely." in printed

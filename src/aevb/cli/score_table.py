@@ -57,7 +57,8 @@ def score(
         )
     )
     order = np.lexsort((log_p, columns["tail"])) if "tail" in columns else log_p.argsort()
-    print(f"\nThe least likely rows{' for their missing cells' * ('tail' in columns)}:")
+    by = "tail probability" if "tail" in columns else "log p"
+    print(f"\nThe least likely rows, ordered by {by}:")
     print(opened.some(results, order[:LISTED]))
     if "tail" in columns:
         level = 10 / SIMULATED
