@@ -13,15 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_tables import mixed
 
 from aevb import cli, load_table
 from aevb.cli.table_files import own_names, read_table_file, rounded_cells, write_beside
-from aevb.cli.table_models import compare, parameters, read_arguments
 from aevb.cli.table_text import schema_text
-from aevb.comparison.criteria import free_parameters
 from aevb.tables import Schema
-from aevb.tables.columns import KINDS
 
 ROWS = 120
 HEADER = ["code", "remark", "seen", "city", "visits", "price", "vip", "p0", "log_p"]
@@ -176,9 +172,8 @@ def test_codes_with_leading_zeros_are_levels(tmp_path):
 def test_a_table_is_read_modelled_and_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "guests.csv", two_kinds())
-    printed = aevb(
-        monkeypatch, capsys, "train", "guests.csv", "--without", "vip,p0", "--kind", "visits=count"
-    )
+    command = ["train", "guests.csv", "--without", "vip,p0", "--kind", "visits=count"]
+    printed = aevb(monkeypatch, capsys, *command, "--model", "mixture")
     assert max(map(len, printed.splitlines())) <= 80
     assert "guests.csv: 120 rows, 9 columns, 5 modelled" in printed
     for line in (
@@ -203,6 +198,43 @@ def test_a_table_is_read_modelled_and_written(tmp_path, monkeypatch, capsys):
     assert "Chosen: mixture of 2 components" in notes
     assert all(column.reason in notes for column in schema.columns)
     assert json.loads((run / "data.json").read_text())["data"] == "guests.csv"
+
+
+def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds())
+    printed = aevb(
+        monkeypatch, capsys, "train", "guests.csv", "--without", "vip,p0", "--out", "run"
+    )
+    assert "Model: density of " in printed
+    assert "aevb cluster run --out clusters.csv" in printed
+    run = tmp_path / "run"
+    assert {"schema.json", "data.json", "notes.txt"} <= {path.name for path in run.iterdir()}
+    assert load_table(run).model.graph.latents == ("part",)
+    for command in ("score", "impute", "evaluate", "doctor"):
+        assert "120 rows" in aevb(monkeypatch, capsys, command, "run")
+    first = aevb(monkeypatch, capsys, "cluster", "run", "--out", "first.csv")
+    assert "Chosen: mixture of 2 components" in first
+    assert "in 2 clusters" in first
+    # The mixture is kept.
+    second = aevb(monkeypatch, capsys, "cluster", "run", "--out", "second.csv")
+    assert "Chosen" not in second
+    assert Path("first.csv").read_text() == Path("second.csv").read_text()
+    compared = aevb(monkeypatch, capsys, "compare", "run", "run/clusters")
+    assert "These are the training rows of" in compared
+
+
+def test_clusters_of_a_density_need_its_own_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds())
+    aevb(monkeypatch, capsys, "train", "guests.csv", "--out", "run")
+    write_csv(tmp_path / "others.csv", two_kinds(90))
+    write_csv(tmp_path / "guests.csv", two_kinds(100))
+    err = refused(monkeypatch, capsys, "cluster", "run", "others.csv")
+    assert "the table that it was trained on has changed. Train a mixture: aevb train" in err
+    Path("guests.csv").unlink()
+    err = refused(monkeypatch, capsys, "cluster", "run", "others.csv")
+    assert "the table that it was trained on is not here" in err
 
 
 def test_held_out_rows_are_the_same_for_every_seed_and_evaluated(tmp_path, monkeypatch, capsys):
@@ -618,7 +650,13 @@ def test_evaluate_sees_no_gain_where_columns_are_independent(tmp_path, monkeypat
         (["train", "guests.csv", "--model", "vae", "--set", "z=2"], "arguments are latent, hidden"),
         (["train", "guests.csv", "--hold-out", "1"], "--hold-out is a fraction"),
         (["train", "guests.csv", "--out", "guests-run"], "holds a run already"),
-        (["train", "guests.csv", "--resume", "--out", "none"], "There is no run in none"),
+        (
+            ["train", "guests.csv", "--model", "mixture", "--resume", "--out", "none"],
+            "There is no run in none",
+        ),
+        (["train", "guests.csv", "--resume"], "--resume has no meaning for the default density"),
+        (["train", "guests.csv", "--epochs", "3"], "--epochs has no meaning for the default"),
+        (["train", "guests.csv", "--model", "density", "--set", "latent=2"], "takes no --set"),
         (["train", "guests-run", "--out", "more"], "guests-run is the run of a table"),
         (["train", "vae", "--data", "digits"], "Say where to write the run, e.g. --out run"),
         (
@@ -673,76 +711,6 @@ def test_a_run_whose_table_is_gone_asks_for_it(here, tmp_path, monkeypatch, caps
 
 
 # Parts --------------------------------------------------------------------------------------------
-
-
-def test_bic_counts_the_dimensions_of_the_family():
-    draw = np.random.default_rng(0)
-    frame = {
-        "a": draw.normal(size=80),
-        "b": draw.normal(size=80),
-        "n": draw.poisson(3, 80) + draw.poisson(40, 80) * (draw.random(80) < 0.1),
-        "flag": draw.random(80) < 0.4,
-        "city": draw.choice(["Köln", "Bonn", "Nice"], 80),
-    }
-    schema = Schema.read(frame, kinds={"n": "count"})
-    for arguments in (
-        {"components": 2, "covariance": "diagonal"},
-        {"components": 3, "covariance": "full"},
-    ):
-        model = schema.mixture(arguments["components"], covariance=arguments["covariance"])
-        batch = model.prepare(**schema.encode(frame))
-        assert parameters(schema, "mixture", arguments) == free_parameters(model, batch)
-    numbers = {name: draw.normal(size=80) for name in "abcd"}
-    schema = Schema.read(numbers)
-    model = schema.factors(1)
-    batch = model.prepare(**schema.encode(numbers))
-    assert parameters(schema, "factors", {"latent": 1}) == free_parameters(model, batch)
-
-
-@pytest.mark.parametrize("covariance", ["diagonal", "full"])
-@pytest.mark.parametrize("components", [1, 2])
-def test_bic_counts_a_shared_dispersion_once(components, covariance):
-    """The table has every kind of column; clusters share the dispersion of overdispersed counts."""
-    frame = mixed()
-    schema = Schema.read(frame).with_kind("clicks", "count", likelihood="NegativeBinomial")
-    assert set(KINDS) <= {column.kind for column in schema.used}
-    model = schema.mixture(components, covariance=covariance)
-    batch = model.prepare(**schema.encode(frame))
-    counted = parameters(schema, "mixture", {"components": components, "covariance": covariance})
-    assert counted == free_parameters(model, batch)
-
-
-def test_bic_finds_the_number_of_clusters():
-    draw = np.random.default_rng(0)
-    which = np.arange(240) % 3
-    frame = pa.table(
-        {
-            "a": draw.normal(size=240) + 6 * which,
-            "b": draw.normal(size=240) - 6 * (which == 1),
-            "city": [["Köln", "Bonn", "Nice"][k] for k in which],
-        }
-    )
-    schema, told = Schema.read(frame), []
-    model, arguments = read_arguments("mixture", {})
-    found = compare(schema, frame, model, arguments, seed=0, tell=told.append)
-    assert found[0].arguments == {"components": 3, "covariance": "diagonal"}
-    assert {id(one) for one in found} == {id(one) for one in told}
-    # Each family stops after three sizes without improvement.
-    sizes = [one.arguments["components"] for one in told]
-    assert sizes == [1, 2, 3, 4, 5, 6, *sizes[6:]]
-    total = found[0].log_p * 240
-    assert found[0].bic == pytest.approx(found[0].parameters * np.log(240) - 2 * total)
-
-
-def test_factors_are_compared_with_mixtures_of_numbers():
-    draw = np.random.default_rng(0)
-    z = draw.normal(size=(300, 1))
-    values = z @ np.ones((1, 6)) + 0.5 * draw.normal(size=(300, 6))
-    frame = pa.table({f"v{j}": values[:, j] for j in range(6)})
-    model, arguments = read_arguments(None, {})
-    found = compare(Schema.read(frame), frame, model, arguments, seed=0, tell=lambda _: None)
-    assert (found[0].model, found[0].arguments) == ("factors", {"latent": 1})
-    assert found[0].name == "factor analysis, 1 factor"
 
 
 def test_new_columns_never_have_the_name_of_a_column():

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
 from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
-from aevb.cli.table_files import is_known, text
+from aevb.cli.table_files import TableFile, is_known, read_table_file, text
 from aevb.cli.table_text import paragraph, terminal_width
 
 if TYPE_CHECKING:
     import numpy as np
 
     from aevb.tables.columns import Column
+    from aevb.tables.fitted import TableModel
 
+CLUSTERS = "clusters"  # the folder of the mixture, in that of the run
 UNRELATED = 0.05  # adjusted Rand index up to which a column and the clusters are unrelated
 FEW = 20  # most levels of a column that clusters are compared with
 
@@ -30,12 +35,13 @@ def cluster(
     """Assign each row of a table to a cluster, with the probability of every cluster.
 
     The command describes the clusters, and compares them with categories that were left out of the
-    model.
+    model. The default model of a table has no clusters: then a mixture is fitted to the run's
+    table, with as many clusters as BIC chooses, and kept in the run's folder.
 
     Example: aevb cluster run --out clusters.csv
     """
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
-    _need_clusters(opened)
+    opened = _with_clusters(opened, seed)
     columns = columns_of(opened.table.clusters(opened.known, seed=seed))
     results = opened.beside(columns)
     labels, sure = columns["cluster"], _most_probable(columns)
@@ -61,13 +67,56 @@ def _probabilities(count: int) -> str:
     return "cluster and its probability" if count == 1 else f"cluster and {count} probabilities"
 
 
-def _need_clusters(opened: Opened) -> None:
+def _with_clusters(opened: Opened, seed: int) -> Opened:
+    """Return the run itself if its model has clusters, and else that of a mixture for it."""
+    from aevb.tables.declarations import PART
+
     graph = opened.table.model.graph
+    if PART in graph.latents:
+        return replace(opened, table=_mixture(opened, seed))
     if not any(graph.rule("p", name).spec.categorical for name in graph.latents):
         raise ValueError(
             f"The model of {opened.run} has no clusters. For the codes of its rows: aevb encode "
             f"{opened.run}. For clusters train with --model mixture or --model gmvae."
         )
+    return opened
+
+
+def _mixture(opened: Opened, seed: int) -> TableModel:
+    """Read the mixture in the run's folder, or choose one by BIC and fit it to the run's table."""
+    from aevb.tables.fitted import load_table
+    from aevb.training.checkpoint import folders
+
+    place, schema = opened.run / CLUSTERS, opened.schema
+    if not folders(place):
+        train = _training_rows(opened)
+        model, _ = choose_by_bic(schema, train, "mixture", {}, seed)
+        schema.fit(
+            model,
+            train,
+            out=place,
+            resume=place.exists(),
+            recipe=opened.recipe,
+            progress=False,
+            seed=seed,
+        )
+        print(f"The mixture is in {place}.\n")
+    return load_table(place).with_unknown_levels(schema.unknown_levels)
+
+
+def _training_rows(opened: Opened) -> Any:
+    """The rows that the run was trained on."""
+    from aevb.cli.train_table import has_changed, split_rows
+
+    recipe, schema = opened.recipe, opened.schema
+    if recipe is None or not Path(recipe.data).exists() or has_changed(schema, recipe):
+        what = "has changed" if recipe and Path(recipe.data).exists() else "is not here"
+        raise ValueError(
+            f"The model of {opened.run} has no clusters yet, and the table that it was trained on "
+            f"{what}. Train a mixture: aevb train TABLE --model mixture --out FOLDER."
+        )
+    own = read_table_file(recipe.data, recipe.missing or ())
+    return split_rows(TableFile(own.path, own.known_to(schema)), recipe)[0]
 
 
 def _most_probable(columns: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,4 +113,12 @@ def _on_tables(
             )
     first = next(iter(found.values()))
     what = describe_rows(first.rows.num_rows, first.which, str(first.opened.file.path))
-    return on_frames(tables, {name: one.rows for name, one in found.items()}), what, COLUMNS
+    entrants = on_frames(tables, {name: one.rows for name, one in found.items()})
+    return [_with_record(one, found[one.name].which) for one in entrants], what, COLUMNS
+
+
+def _with_record(entrant: Entrant, which: str) -> Entrant:
+    """Say whether a model that took no steps, and so has no record, was trained on its rows."""
+    if entrant.trained_on is None and which:
+        return replace(entrant, trained_on=which == "the training rows")
+    return entrant

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from aevb.cli.data_argument import load_rows, which_rows, without_latents
-from aevb.cli.model_argument import open_run
+from aevb.cli.model_argument import is_density, open_run
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, path
 from aevb.cli.units import statistics_note, units_note
 
@@ -48,7 +48,13 @@ def doctor(
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     found = diagnose(
-        model, chosen.data, run=run, labels=chosen.labels, rows=rows, calibrate=calibrate, seed=seed
+        model,
+        chosen.data,
+        run=None if is_density(run) else run,
+        labels=chosen.labels,
+        rows=rows,
+        calibrate=calibrate,
+        seed=seed,
     )
     for line in units_note(model, loaded):
         print(line, file=sys.stderr if as_json else sys.stdout)

@@ -38,7 +38,7 @@ def _need_codes(opened: Opened) -> None:
     graph = opened.table.model.graph
     if all(graph.rule("p", name).spec.finite for name in graph.latents):
         raise ValueError(
-            f"The model of {opened.run} has clusters and no continuous codes. For the cluster of "
-            f"each row: aevb cluster {opened.run}. For codes train with --model factors, vae or "
-            f"gmvae and --set latent=2."
+            f"The model of {opened.run} has no continuous codes. For codes train with --model "
+            f"factors, vae or gmvae and --set latent=2. For the cluster of each row: aevb cluster "
+            f"{opened.run}."
         )

@@ -72,6 +72,7 @@ def resolve(
 
 def open_run(run: Path) -> Model:
     """Return the model of a run. Refuse a folder that holds the runs of several seeds."""
+    from aevb.loading import load
     from aevb.training.run import load_run
 
     seeds = [path for path in seed_folders(run) if (path / "model.json").exists()]
@@ -80,13 +81,18 @@ def open_run(run: Path) -> Model:
         raise ValueError(
             f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}."
         )
-    return load_run(run)
+    return load(run) if is_density(run) else load_run(run)
 
 
 def is_run(text: str) -> bool:
     """Return whether the text names the folder of a run, or of the runs of several seeds."""
     runs = [Path(text), *seed_folders(Path(text))]
-    return any((run / "checkpoints").is_dir() for run in runs)
+    return is_density(runs[0]) or any((run / "checkpoints").is_dir() for run in runs)
+
+
+def is_density(run: Path) -> bool:
+    """Return whether a folder holds the default density of a table, which took no steps."""
+    return not (run / "checkpoints").is_dir() and (run / "schema.json").is_file()
 
 
 def _built(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

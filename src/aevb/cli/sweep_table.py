@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.table_models import ARGUMENTS, declare, read_arguments
+from aevb.cli.table_models import ARGUMENTS, read_arguments
 from aevb.cli.table_text import schema_text
 from aevb.cli.train_table import HIDE, TableOptions, read_named_table, rows_of
 
@@ -30,6 +30,8 @@ class ModelOfTable:
     device: str
 
     def model(self, arguments: Mapping[str, str]) -> Model:
+        from aevb.tables.selection import declare
+
         name, chosen = read_arguments(self.options.model, arguments)
         chosen = {key: _closed(key, value) for key, value in chosen.items()}
         return declare(_opened(self)[0], name, chosen).to(self.device)

@@ -76,9 +76,9 @@ def train(
         str | None,
         typer.Option(
             "--model",
-            help="The model of a table: auto (chosen by BIC), mixture (--set components=3 "
-            "covariance=full), factors (--set latent=2), vae (latent, hidden) or gmvae "
-            "(components, latent, hidden).",
+            help="The model of a table: density (several mixtures joined, the default), mixture "
+            "(--set components=3 covariance=full, by default chosen by BIC), factors (--set "
+            "latent=2), vae (latent, hidden) or gmvae (components, latent, hidden).",
             rich_help_panel="Table",
         ),
     ] = None,
@@ -126,7 +126,7 @@ def train(
     """Train a model on a table or on other data, and write the run into a folder.
 
     A table may hold numbers, words, dates and missing cells. Its columns get kinds and likelihoods,
-    which are printed, and BIC chooses a model, unless --model names one:
+    which are printed. The model is a density that needs no choice, unless --model names another:
 
     aevb train table.csv
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
 from aevb.cli.options import check_resume, device_of, in_its_words
 from aevb.cli.table_files import TableFile, read_table_file
-from aevb.cli.table_models import (
-    Candidate,
-    compare,
-    compared_rows,
-    declare,
-    described,
-    is_open,
-    read_arguments,
-)
+from aevb.cli.table_models import DENSITY, read_arguments
 from aevb.cli.table_text import paragraph, schema_text
 
 if TYPE_CHECKING:
@@ -36,7 +30,6 @@ if TYPE_CHECKING:
 
 NOTES = "notes.txt"
 HIDE = 0.2  # share of cells hidden in a copy of the rows, so that networks learn to do without them
-CLEAR = 10.0  # difference of BIC from which a model is clearly better
 LARGE = 1_000_000  # cells of a table whose exact training shows its progress
 ARRAYS = (".npz", ".npy")
 OTHERS = {
@@ -120,6 +113,8 @@ def train_table(
         raise ValueError(f"--hold-out is a fraction of the rows below 1, got {options.hold_out}.")
     if options.hold_out and options.validation:
         raise ValueError("Use --hold-out or --validation, not both.")
+    if name == DENSITY:
+        _refuse_settings(settings, device, resume=resume)
     if resume:
         check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
@@ -138,6 +133,9 @@ def train_table(
             "",
         ]
     print("\n".join(notes))
+    if name == DENSITY:
+        _train_density(schema, train, check, out, recipe, settings, notes)
+        return
     model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
     networks = why_not_exact(model) is not None
@@ -157,10 +155,74 @@ def train_table(
     except KeyboardInterrupt as stop:  # typer would drop the message
         print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
         raise typer.Exit(130) from None
-    result = _result(fitted, train, check)
-    (out / NOTES).write_text("\n".join([*notes, *result, "", str(schema)]) + "\n", encoding="utf-8")
-    assert fitted.run is not None
-    fitted.run.plot(out / "curves.png")
+    run = fitted.run
+    assert run is not None
+    run.plot(out / "curves.png")
+    _finish(fitted, train, check, out, f"{run.seconds:.1f} s ({run.step} steps)", notes)
+
+
+def _train_density(
+    schema: Schema,
+    train: Any,
+    check: Any,
+    out: Path,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    notes: list[str],
+) -> None:
+    """Fit the default density of a table, and write it with its schema and recipe."""
+    from aevb.runtime.checked_files import replace
+    from aevb.tables.choosing import MOST_ROWS
+
+    begun = time.perf_counter()
+    fitted = schema.fit_default(train, seed=int(settings.get("seed", 0)))
+    seconds = time.perf_counter() - begun
+    some = f", fitted to {MOST_ROWS:,} random rows" if train.num_rows > MOST_ROWS else ""
+    changed = [c.name for c in schema.used if fitted.schema[c.name].kind != c.kind]
+    told = [paragraph(f"Model: density of {_parts(fitted)}{some}.")]
+    if changed:
+        told.append(
+            paragraph(
+                f"Over-dispersed counts have a density here, not a probability: "
+                f"{', '.join(changed)}."
+            )
+        )
+    print("\n".join(told))
+    fitted.save(out)
+    replace(out / "data.json", recipe.text())
+    _finish(fitted, train, check, out, f"{seconds:.1f} s", [*notes, *told])
+
+
+def _parts(fitted: TableModel) -> str:
+    """The parts of a joined mixture in words."""
+    graph = fitted.model.graph
+    (latent,) = graph.latents
+    full = "x" in graph.observed and graph.rule("p", "x").spec.full_moments
+    parts = graph.size(latent)
+    if parts == 1:
+        return f"one part{' with a full covariance' * full}"
+    return f"{parts} parts{' with full covariances' * full}, several mixtures joined into one"
+
+
+def _refuse_settings(settings: Mapping[str, Any], device: str, *, resume: bool) -> None:
+    """Refuse options of training that the default density has no use for."""
+    given = [f"--{name.replace('_', '-')}" for name in settings if name != "seed"]
+    given += ["--resume"] * resume + [f"--device {device}"] * (device not in ("auto", "cpu"))
+    if given:
+        raise ValueError(
+            f"{given[0]} has no meaning for the default density of a table, which takes no "
+            f"training steps. Leave it out, or choose a model: --model mixture, factors, vae or "
+            f"gmvae."
+        )
+
+
+def _finish(
+    fitted: TableModel, train: Any, check: Any, out: Path, seconds: str, notes: list[str]
+) -> None:
+    """Say how well the model fits, write the notes, and say what to do next."""
+    result = _result(fitted, train, check, seconds)
+    lines = [*notes, *result, "", str(fitted.schema)]
+    (out / NOTES).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(["", *result, "", *_next(fitted, out)]))
 
 
@@ -299,6 +361,7 @@ def _model(
     resume: bool,
 ) -> tuple[Any, list[str]]:
     """Declare the model, chosen by BIC where the options leave it open, and say what was chosen."""
+    from aevb.tables.selection import declare, described
     from aevb.training.checkpoint import folders
     from aevb.training.run import load_run
 
@@ -307,60 +370,11 @@ def _model(
         _check_schema(schema, out)
         print(f"The model is that of {out}.")
         return load_run(out).fresh(seed), []
-    if not is_open(name, arguments):
-        text = f"Model: {described(name, arguments)}."
-        print(text)
-        return declare(schema, name, arguments), [text]
-    rows = compared_rows(schema, frame.num_rows)
-    some = f" of {rows:,} random rows" if rows < frame.num_rows else ""
-    head = [
-        f"Choosing the model by BIC{some} (smaller is better):",
-        "",
-        f"  {'model':<24} {'parameters':>10}  {'log p per row':>13}  {'BIC':>13}",
-    ]
-    print("\n".join(head))
-
-    def line(one: Candidate) -> str:
-        return f"  {one.short:<24} {one.parameters:>10,}  {one.log_p:>13.3f}  {one.bic:>13,.1f}" + (
-            "" if one.sound else "  collapsed"
-        )
-
-    found = compare(
-        schema,
-        frame,
-        name,
-        arguments,
-        seed=seed,
-        tell=lambda one: print(line(one), flush=True),
-    )
-    best = found[0]
-    told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
-    if best.arguments.get("components") == 1:
-        told.append(
-            paragraph(
-                "With one component, BIC finds no clusters in this table. To see some in spite of "
-                "that: --set components=3."
-            )
-        )
-    if not all(one.sound for one in found):
-        told.append(
-            paragraph(
-                "collapsed: the model holds a column for constant or for a function of other "
-                "columns, or a cluster has fewer than two rows, so that its density has no limit. "
-                "Such models are not chosen."
-            )
-        )
-    print("\n".join(["", *told]))
-    return declare(schema, best.model, best.arguments), [*head, *map(line, found), "", *told]
-
-
-def _next_best(found: Sequence[Candidate]) -> str:
-    if len(found) < 2 or not found[1].sound:
-        return ""
-    more = found[1].bic - found[0].bic
-    if more < CLEAR:
-        return f". The {found[1].name} is nearly as good: its BIC is only {more:.1f} larger"
-    return f"; the next best has a BIC {more:,.1f} larger"
+    if None in arguments.values():
+        return choose_by_bic(schema, frame, name, arguments, seed)
+    text = f"Model: {described(name, arguments)}."
+    print(text)
+    return declare(schema, name, arguments), [text]
 
 
 def _check_schema(schema: Schema, out: Path) -> None:
@@ -382,10 +396,8 @@ def _check_schema(schema: Schema, out: Path) -> None:
             )
 
 
-def _result(fitted: TableModel, train: Any, check: Any) -> list[str]:
-    """How well the model fits, and where the run is."""
-    run = fitted.run
-    assert run is not None
+def _result(fitted: TableModel, train: Any, check: Any, seconds: str) -> list[str]:
+    """How well the model fits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `aevb evaluate` says how certain an estimate is
         scores = {"training rows": fitted.score(train)}
@@ -399,8 +411,8 @@ def _result(fitted: TableModel, train: Any, check: Any) -> list[str]:
     how = "exact" if exact else "estimated by importance sampling"
     return [
         paragraph(
-            f"Trained in {run.seconds:.1f} s ({run.step} steps). log p per row, a density of the "
-            f"table's own columns, {how}: {', '.join(parts)}."
+            f"Trained in {seconds}. log p per row, a density of the table's own columns, {how}: "
+            f"{', '.join(parts)}."
         )
     ]
 

@@ -66,26 +66,6 @@ def free_parameters(model: Model, batch: Mapping[str, Tensor]) -> int | None:
     return int((values > RANK * values[0]).sum())
 
 
-def mixture_parameters(model: Model) -> int:
-    """Return the number of free parameters of a mixture whose only latent is the cluster.
-
-    Each cluster has its own heads (means, scales, logits); learned vectors, such as the dispersion
-    of a NegativeBinomial, are shared by all clusters.
-    """
-    graph = model.graph
-    (latent,) = graph.latents
-    clusters = graph.size(latent)
-    total = clusters - 1
-    for entry in graph.entries():
-        if entry.side == "p" and entry.key.name != latent:
-            spec: Any = entry.spec
-            d = graph.size(entry.key.name)
-            # The logits of the levels of a category have one number too many.
-            total += clusters * (sum(spec.heads(d).values()) - int(spec.categorical))
-            total += sum(vector.numel() for vector in spec.vectors(d).values())
-    return total
-
-
 def _rows(model: Model, batch: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:
     """Draw rows from p as a batch: the observed variables, the given ones, the known latents."""
     graph = model.graph

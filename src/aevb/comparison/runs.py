@@ -42,7 +42,7 @@ def named(models: Mapping[str, Contestant] | Sequence[Contestant]) -> dict[str, 
 def place(one: Contestant) -> Path | None:
     """Return the folder of a run; None for a model or a run without files."""
     if isinstance(one, TableModel):
-        return one.run.out if one.run is not None else None
+        return one.folder
     return None if isinstance(one, Model) else one.out if isinstance(one, Run) else Path(one)
 
 

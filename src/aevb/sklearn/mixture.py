@@ -10,7 +10,6 @@ import torch
 from sklearn.base import ClusterMixin  # type: ignore[import-untyped]
 from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 
-from aevb.comparison.criteria import mixture_parameters
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import Exact, MultivariateNormal, Normal, OneHot
 from aevb.model import Model
@@ -18,6 +17,7 @@ from aevb.runtime.seeding import seeded
 from aevb.sklearn.columns import Columns, MixedColumns
 from aevb.sklearn.density import ExactDensityEstimator, check_count
 from aevb.tables.fitting import fit_data
+from aevb.tables.selection import parameters
 from aevb.training.em import Responsibilities
 from aevb.training.fit import fit
 from aevb.training.run import Run
@@ -167,7 +167,7 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
         return self.columns_.decode(found), found["cluster"].argmax(1)
 
     def _free_parameters(self) -> int:
-        return mixture_parameters(self.model_)
+        return parameters(self.model_)
 
     def bic(self, X: Any) -> float:
         """Compute the Bayesian information criterion on X; lower is better."""

@@ -40,12 +40,19 @@ class TableModel:
     """A model of a table, fitted by :meth:`Schema.fit` or read by :func:`load_table`.
 
     Its methods take a frame with the schema's columns, in any order, and return frames of the same
-    library with the same index, names, levels and units.
+    library with the same index, names, levels and units. ``saved`` is the folder of a model that
+    was read and is no run.
     """
 
     schema: Schema
     model: Model
     run: Run | None = None
+    saved: Path | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run, or the one that the model was read from."""
+        return self.saved if self.run is None else self.run.out
 
     def __post_init__(self) -> None:
         _check_matches(self.schema, self.model)
@@ -306,7 +313,7 @@ def load_table(folder: str | Path) -> TableModel:
     if (place / "checkpoints").is_dir():
         model = load_run(place)
         return TableModel(schema, model, replace(Run.load(place), model=model))
-    return TableModel(schema, load(place))
+    return TableModel(schema, load(place), saved=place)
 
 
 def fit_table(
@@ -466,9 +473,11 @@ def _moments(
             if column.kind in ("category", "ordered"):
                 shares = (weight[..., None] * mean).sum(1)
                 best = np.array(column.levels, dtype=object)[shares.argmax(1)]
-                if column.kind == "ordered" and column.facts.type == "number" and not rounded:
-                    best = shares @ np.array(column.levels, dtype=float)
                 result[column.name] = best, 1 - shares.max(1)
+                if column.kind == "ordered" and column.facts.type == "number" and not rounded:
+                    levels = np.array(column.levels, dtype=float)
+                    mean = shares @ levels
+                    result[column.name] = mean, np.sqrt((shares @ levels**2 - mean**2).clip(0))
             else:
                 result[column.name] = _number(
                     column, weight, mean[..., j], variance[..., j], rounded=rounded

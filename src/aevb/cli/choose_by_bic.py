@@ -1,0 +1,69 @@
+"""Choose the size of a model of a table by BIC, and show the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aevb.cli.table_text import paragraph
+
+if TYPE_CHECKING:
+    from aevb.model import Model
+    from aevb.tables import Schema
+    from aevb.tables.selection import Candidate
+
+CLEAR = 10.0  # difference of BIC from which a model is clearly better
+
+
+def choose_by_bic(
+    schema: Schema, frame: Any, name: str, arguments: Mapping[str, Any], seed: int
+) -> tuple[Model, list[str]]:
+    """Print the comparison of models, and return the best one and the lines that were printed."""
+    from aevb.tables.selection import compare, compared_rows, declare
+
+    rows = compared_rows(schema, frame.num_rows)
+    some = f" of {rows:,} random rows" if rows < frame.num_rows else ""
+    head = [
+        f"Choosing the model by BIC{some} (smaller is better):",
+        "",
+        f"  {'model':<24} {'parameters':>10}  {'log p per row':>13}  {'BIC':>13}",
+    ]
+    print("\n".join(head))
+    lines: list[str] = []
+
+    def tell(one: Candidate) -> None:
+        lines.append(
+            f"  {one.short:<24} {one.parameters:>10,}  {one.log_p:>13.3f}  {one.bic:>13,.1f}"
+            + ("" if one.sound else "  collapsed")
+        )
+        print(lines[-1], flush=True)
+
+    found = compare(schema, frame, name, arguments, seed=seed, tell=tell)
+    best = found[0]
+    told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
+    if best.arguments.get("components") == 1:
+        told.append(
+            paragraph(
+                "With one component, BIC finds no clusters in this table. To see some in spite of "
+                "that: aevb train … --set components=3."
+            )
+        )
+    if not all(one.sound for one in found):
+        told.append(
+            paragraph(
+                "collapsed: a column is constant or a function of other columns in this model, or "
+                "a cluster has fewer than two rows, so that its density has no limit. Such models "
+                "are not chosen."
+            )
+        )
+    print("\n".join(["", *told]))
+    return declare(schema, best.model, best.arguments), [*head, *lines, "", *told]
+
+
+def _next_best(found: Sequence[Candidate]) -> str:
+    if len(found) < 2 or not found[1].sound:
+        return ""
+    more = found[1].bic - found[0].bic
+    if more < CLEAR:
+        return f". The {found[1].name} is nearly as good: its BIC is only {more:.1f} larger"
+    return f"; the next best has a BIC {more:,.1f} larger"

@@ -1,0 +1,112 @@
+"""Clusters and factors chosen by BIC."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from small_tables import mixed
+
+from aevb.comparison.criteria import free_parameters
+from aevb.tables import Schema
+from aevb.tables.columns import KINDS
+from aevb.tables.selection import compare, compared_rows, parameters
+
+
+def test_bic_counts_the_dimensions_of_the_family():
+    draw = np.random.default_rng(0)
+    frame = {
+        "a": draw.normal(size=80),
+        "b": draw.normal(size=80),
+        "n": draw.poisson(3, 80) + draw.poisson(40, 80) * (draw.random(80) < 0.1),
+        "flag": draw.random(80) < 0.4,
+        "city": draw.choice(["Köln", "Bonn", "Nice"], 80),
+    }
+    schema = Schema.read(frame, kinds={"n": "count"})
+    for arguments in (
+        {"components": 2, "covariance": "diagonal"},
+        {"components": 3, "covariance": "full"},
+    ):
+        model = schema.mixture(arguments["components"], covariance=arguments["covariance"])
+        batch = model.prepare(**schema.encode(frame))
+        assert parameters(model) == free_parameters(model, batch)
+    numbers = {name: draw.normal(size=80) for name in "abcd"}
+    schema = Schema.read(numbers)
+    model = schema.factors(1)
+    batch = model.prepare(**schema.encode(numbers))
+    assert parameters(model) == free_parameters(model, batch)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("components", [1, 2])
+def test_bic_counts_a_shared_dispersion_once(components, covariance):
+    """The table has every kind of column; clusters share the dispersion of overdispersed counts."""
+    frame = mixed()
+    schema = Schema.read(frame).with_kind("clicks", "count", likelihood="NegativeBinomial")
+    assert set(KINDS) <= {column.kind for column in schema.used}
+    model = schema.mixture(components, covariance=covariance)
+    batch = model.prepare(**schema.encode(frame))
+    assert parameters(model) == free_parameters(model, batch)
+
+
+def test_bic_finds_the_number_of_clusters():
+    draw = np.random.default_rng(0)
+    which = np.arange(240) % 3
+    frame = pa.table(
+        {
+            "a": draw.normal(size=240) + 6 * which,
+            "b": draw.normal(size=240) - 6 * (which == 1),
+            "city": [["Köln", "Bonn", "Nice"][k] for k in which],
+        }
+    )
+    schema, told = Schema.read(frame), []
+    found = compare(schema, frame, "mixture", {}, tell=told.append)
+    assert found[0].arguments == {"components": 3, "covariance": "diagonal"}
+    assert {id(one) for one in found} == {id(one) for one in told}
+    # Each family stops after three sizes without improvement.
+    sizes = [one.arguments["components"] for one in told]
+    assert sizes == [1, 2, 3, 4, 5, 6, *sizes[6:]]
+    total = found[0].log_p * 240
+    assert found[0].bic == pytest.approx(found[0].parameters * np.log(240) - 2 * total)
+
+
+def test_factors_are_chosen_by_bic():
+    draw = np.random.default_rng(0)
+    z = draw.normal(size=(300, 2))
+    values = z @ draw.normal(size=(2, 6)) + 0.3 * draw.normal(size=(300, 6))
+    frame = {f"c{j}": values[:, j] for j in range(6)}
+    found = compare(Schema.read(frame), frame, "factors", {})
+    assert found[0].arguments == {"latent": 2}
+    # With 4 factors, factor analysis of 6 columns would have more parameters than a covariance.
+    assert sorted(one.arguments["latent"] for one in found) == [1, 2, 3]
+
+
+def test_factors_of_words_need_a_number():
+    frame = mixed()
+    with pytest.raises(ValueError, match="needs its number of factors"):
+        compare(Schema.read(frame), frame, "factors", {})
+
+
+def test_clusters_are_those_of_bic_with_the_frame_of_the_caller():
+    draw = np.random.default_rng(0)
+    which = np.arange(240) % 3
+    frame = pd.DataFrame(
+        {
+            "a": draw.normal(size=240) + 8 * which,
+            "b": draw.normal(size=240) - 8 * (which == 1),
+            "city": [["Köln", "Bonn", "Nice"][k] for k in which],
+        },
+        index=np.arange(240) + 1000,
+    )
+    fitted = Schema.read(frame).without("city").fit_clusters(frame)
+    found = fitted.clusters(frame)
+    assert found.index.tolist() == frame.index.tolist()
+    assert len(pd.crosstab(found["cluster"], frame["city"]).melt().query("value > 0")) == 3
+
+
+def test_large_tables_are_compared_by_random_rows():
+    schema = Schema.read(mixed())
+    used = len(schema.used)
+    assert compared_rows(schema, 100) == 100
+    assert compared_rows(schema, 10**6) == max(1000, 40_000 // used)
