@@ -264,6 +264,46 @@ def test_labels_from_1_are_told(monkeypatch, capsys, tmp_path):
         assert ("y: the labels begin with 1, so no row has class 0." in printed) == told
 
 
+@pytest.mark.parametrize("change", ["a row more", "another order", "another cell"])
+def test_rows_of_a_changed_file_are_not_called_held_out(monkeypatch, capsys, table, change):
+    asked = ["vae", "--data", "table.csv", "--set", "likelihood=Normal", "--set", "z=1"]
+    asked += ["--prepare", "standardise", "--hold-out", "0.1", "--steps", "2", "--out", "run"]
+    aevb(monkeypatch, capsys, "train", *asked)
+    assert "40 rows of table.csv (held out), " in aevb(monkeypatch, capsys, "evaluate", "run")
+    header, *lines = Path("table.csv").read_text().splitlines()
+    training = np.random.default_rng(0).permutation(400)[40:]
+    if change == "a row more":
+        lines.append(lines[0])
+    elif change == "another order":
+        lines = lines[::-1]
+    else:
+        lines[training[0]] = "1,2,3,4"
+    Path("table.csv").write_text("\n".join([header, *lines]) + "\n")
+    for command in (["evaluate", "run"], ["doctor", "run", "--json", "--no-calibrate"]):
+        monkeypatch.setattr(sys, "argv", ["aevb", *command])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        said = capsys.readouterr()
+        assert (
+            said.err.count(
+                "aevb: table.csv has changed since training, so which of its rows were held out is "
+                "unknown. These are all its rows, and the model may have been trained on most of them. "
+                "Name new rows: --data FILE.\n"
+            )
+            == 1
+        )
+        if command[0] == "evaluate":
+            assert f"{len(lines)} rows of table.csv, nats per example:" in said.out
+        else:
+            json.loads(said.out)
+    monkeypatch.setattr(sys, "argv", ["aevb", "compare", "run", "run"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "table.csv has changed since run was trained, so which" in capsys.readouterr().err
+
+
 def test_a_table_with_missing_cells_from_training_to_imputation(monkeypatch, capsys, table):
     whole, holes = table
     asked = [
@@ -296,6 +336,10 @@ def test_a_table_with_missing_cells_from_training_to_imputation(monkeypatch, cap
     )
     assert "400 rows of table.csv, nats" not in aevb(
         monkeypatch, capsys, "evaluate", "run", "--data", "labelled.csv", "--samples", "0"
+    )
+    # Other marks of missing cells do not change the file.
+    assert "40 rows of table.csv (held out)" in aevb(
+        monkeypatch, capsys, "evaluate", "run", "--samples", "0", "--missing", "-999"
     )
     aevb(monkeypatch, capsys, "sample", "run", "-n", "50")
     assert Path("run/samples.csv").read_text().splitlines()[0] == f"{NAMES},y"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aevb.cli.missing_marks import only_numbers
 from aevb.cli.model_argument import is_run, open_run, resolve
 from aevb.estimate.keys import LENGTHS, STEPS
+from aevb.runtime.checked_files import DataWarning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from aevb.model import Model
 
 ROWS = 1000  # rows per batch after training
+HELD_OUT_UNKNOWN = (
+    "which of its rows were held out is unknown. These are all its rows, and the model may have "
+    "been trained on most of them. Name new rows: --data FILE."
+)
 
 
 def recipe_of(run: Path) -> Recipe | None:
@@ -46,10 +52,12 @@ def load_rows(
 ) -> Loaded:
     """Load the rows that a command names, or else those of the run, prepared as in training.
 
-    ``whole=True`` loads all rows of a file and holds out none.
+    ``whole=True`` loads all rows of a file and holds out none. So does a file that has changed
+    since training, with a warning.
     """
     from aevb.cli.judged_rows import loaded_rows
     from aevb.cli.open_table import is_table_run, refuse_options
+    from aevb.comparison.runs import has_changed
     from aevb.data.datasets import load
 
     if is_table_run(run):
@@ -61,15 +69,19 @@ def load_rows(
         raise ValueError(
             f"{run} does not record which data it was trained on. Name them, e.g. --data digits."
         )
+
+    def rows(like: Recipe | None) -> Loaded:
+        markers = only_numbers(missing)
+        return load(name, model.graph, prepare=prepare, seed=seed, missing=markers, like=like)
+
     try:
-        return load(
-            name,
-            model.graph,
-            prepare=prepare,
-            seed=seed,
-            missing=only_numbers(missing),
-            like=recipe,
+        found = rows(recipe)
+        if recipe is None or not found.recipe.hold_out or not has_changed(run, model, recipe):
+            return found
+        warnings.warn(
+            DataWarning(f"{name} has changed since training, so {HELD_OUT_UNKNOWN}"), stacklevel=2
         )
+        return rows(whole_of(recipe))
     except ValueError as error:
         if data is None and not Path(name).exists():
             raise ValueError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.cli.data_argument import HELD_OUT_UNKNOWN
 from aevb.cli.open_table import Opened, open_table
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_text import paragraph
@@ -65,14 +66,12 @@ def judged_rows(
         return Judged(opened, opened.known, which, trained_on)
     if note:
         unknown = (
-            "which of its rows were held out is unknown. These are all its rows, and the model may "
-            "have been trained on most of them"
+            HELD_OUT_UNKNOWN
             if recipe.hold_out
-            else "whether the model was trained on these rows is unknown"
+            else "whether the model was trained on these rows is unknown. Name new rows: --data "
+            "FILE."
         )
-        return Judged(
-            opened, known, "", known, f"{note}, so {unknown}. Name new rows: --data FILE."
-        )
+        return Judged(opened, known, "", known, f"{note}, so {unknown}")
     trained_on, held_out = split_rows(TableFile(opened.file.path, known), recipe)
     if held_out is not None:
         return Judged(opened, held_out, "held out", trained_on)

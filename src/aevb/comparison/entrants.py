@@ -22,7 +22,7 @@ from aevb.evidence.exact import why_not_exact
 from aevb.evidence.result import count
 from aevb.model import Model
 from aevb.training.evaluation import evaluate_precisely
-from aevb.training.resuming import fingerprint
+from aevb.training.resuming import fingerprint, is_partial
 
 SOME = 2000  # rows whose given variables serve to count free parameters
 ROWS = 10_000  # rows whose exact evidence is computed at a time
@@ -74,13 +74,18 @@ class Entrant:
 
 
 def trained_here(folder: Path | None, source: Source) -> bool | None:
-    """Return whether the run in a folder was trained on these rows; None if it has no record."""
+    """Return whether the run in a folder was trained on these rows.
+
+    None if it has no record of all its rows.
+    """
     import tomllib
 
     if folder is None or not (folder / "config.toml").is_file():
         return None
     recorded = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get("data")
-    return None if recorded is None else bool(recorded == fingerprint(source))
+    if recorded is None or is_partial(recorded):
+        return None
+    return bool(recorded == fingerprint(source))
 
 
 def identify(raw: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from aevb.comparison.entrants import Entrant, describe_rows, identify, trained_here
 from aevb.data.datasets import Loaded, Recipe, load, log_jacobian, log_spreads
-from aevb.data.sources import Source
+from aevb.data.sources import Source, open_source
 from aevb.model import Model
 from aevb.tables.fitted import TableModel, load_table
 from aevb.tables.schema import Schema
@@ -213,6 +213,11 @@ def on_file(
         seed = seed if seed is not None or recipe is None else recipe.seed
         like = recipe if recipe is None or seed is None else replace(recipe, seed=seed)
         rows = load(data or str(recipe and recipe.data), model.graph, missing=missing, like=like)
+        if recipe is not None and rows.recipe.hold_out and has_changed(folder, model, recipe):
+            raise ValueError(
+                f"{recipe.data} has changed since {name} was trained, so which rows it held out is "
+                f"unknown. Name rows to compare on, which no run was trained on: data=… (--data)."
+            )
         loaded[name] = rows
         chosen = rows.test or rows.train
         entrant = Entrant.of(name, model, chosen.data)
@@ -231,6 +236,15 @@ def on_file(
     _refuse_other_rows(found, loaded)
     first = next(iter(loaded.values()))
     return found, describe_loaded(first, found[0].source.n), units
+
+
+def has_changed(folder: Path | None, model: Model, recipe: Recipe) -> bool:
+    """Whether the training rows in the file of a run are others than the run was trained on.
+
+    Then which of its rows were held out is unknown. False if the run recorded no hash of all rows.
+    """
+    rows = load(recipe.data, model.graph, like=recipe).train.data
+    return trained_here(folder, open_source(model.graph, rows, model._parameter())) is False
 
 
 def describe_loaded(loaded: Loaded, n: int) -> str:

@@ -130,7 +130,7 @@ def check_resumable(
     if recipe is not None:
         check_recipe(out, recipe, found.beside.get("data.json"))
     notes = []
-    if _is_partial(there["data"]):
+    if is_partial(there["data"]):
         if there["data"] == partial_fingerprint(job.source):
             there["data"] = recorded["data"]
         notes.append(
@@ -165,7 +165,7 @@ def fingerprint(source: Source) -> str:
     return f"{source.n} rows, {source.digest()}"
 
 
-def _is_partial(fingerprint: Any) -> bool:
+def is_partial(fingerprint: Any) -> bool:
     """Whether a fingerprint has 16 digits: earlier versions hashed only the first and last rows."""
     return isinstance(fingerprint, str) and len(fingerprint.rpartition(" ")[2]) == 16
 
