@@ -288,8 +288,8 @@ def test_rows_of_a_changed_file_are_not_called_held_out(monkeypatch, capsys, tab
         assert (
             said.err.count(
                 "aevb: table.csv has changed since training, so which of its rows were held out is "
-                "unknown. These are all its rows, and the model may have been trained on most of them. "
-                "Name new rows: --data FILE.\n"
+                "unknown. These are all its rows, and the model may have been trained on most of "
+                "them. Name new rows: --data FILE.\n"
             )
             == 1
         )

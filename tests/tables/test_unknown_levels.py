@@ -76,6 +76,21 @@ def test_the_error_names_both_ways_to_treat_unknown_levels_as_missing():
     assert "--unknown-levels missing" in str(error.value)
 
 
+def test_numbers_as_text_are_refused_instead_of_being_lost():
+    schema = Schema.read({"year": [2007, 2008, 2009] * 20, "letter": ["a", "b", "1"] * 20})
+    assert schema["year"].levels == (2007, 2008, 2009)
+    schema = schema.with_unknown_levels("missing")
+    with pytest.warns(DataWarning, match=re.escape("missing: 1 in 'year' ('2010').")):
+        found = schema.encode({"year": [2007, 2010], "letter": ["a", "b"]})
+    np.testing.assert_array_equal(found["year"], [0, np.nan])
+    for table, message in (
+        ({"year": ["2007", "never"], "letter": ["a", "b"]}, "'year' had numbers .* holds text"),
+        ({"year": [2007, 2008], "letter": [1, 2]}, "'letter' had text .* holds numbers"),
+    ):
+        with pytest.raises(ValueError, match=message + r" \(.* in row 0, from 0\)"):
+            schema.encode(table)
+
+
 def test_the_choice_is_saved_and_older_files_refuse(tmp_path):
     model = fitted().with_unknown_levels("missing")
     model.save(tmp_path / "m")

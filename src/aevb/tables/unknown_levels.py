@@ -35,7 +35,22 @@ def unknown_levels_error(column: Column, cells: Cells, unknown: np.ndarray) -> V
 
 
 def describe_unknown_levels(column: Column, cells: Cells, unknown: np.ndarray) -> str:
-    """Count the cells of a column with unknown levels, and name a few levels."""
+    """Count the cells of a column with unknown levels, and name a few levels.
+
+    Raise ValueError if they are text and no level is, or the reverse: then cells such as "2007" of
+    the level 2007 would be lost.
+    """
+    texts = {isinstance(level, str) for level in column.levels}
+    found = [isinstance(value, str) for value in cells.values[unknown].tolist()]
+    other = [i for i, text in enumerate(found) if text not in texts]
+    if other:
+        row = int(np.flatnonzero(unknown)[other[0]])
+        was, now = ("text", "numbers") if True in texts else ("numbers", "text")
+        raise ValueError(
+            f"Column {column.name!r} had {was} when the schema was read, and now holds {now} "
+            f"({cells.values[row]!r} in row {row}, from 0). Convert it to {was}; a word that marks "
+            f"missing cells is named by missing= of Schema.read, or --missing WORD."
+        )
     return f"{int(unknown.sum())} in {column.name!r} ({_shown(_levels(cells, unknown))})"
 
 
@@ -52,7 +67,8 @@ def warn_of_unknown_levels(columns: list[str]) -> None:
 
 
 def _levels(cells: Cells, unknown: np.ndarray) -> list[str]:
-    return sorted({str(value) for value in cells.values[unknown].tolist()})
+    values = cells.values[unknown].tolist()
+    return sorted({f"{v:.17g}" if isinstance(v, float) else str(v) for v in values})
 
 
 def _shown(levels: list[str]) -> str:
