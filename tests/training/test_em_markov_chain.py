@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aevb import Bernoulli, Model, MultivariateNormal, Normal, OneHot, Poisson, em, fit
+from aevb import (
+    Bernoulli,
+    Model,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    Poisson,
+    em,
+    fit,
+)
 from aevb.data.sources import open_source
 from aevb.training.distributed import World
 from aevb.training.em import exact_em
@@ -21,6 +31,10 @@ EMISSIONS = {
         "x[t] | y[t]": Poisson(2),
         "b[t] | y[t]": Bernoulli(1),
         "c[t] | y[t]": OneHot(3),
+    },
+    "over-dispersed counts": {
+        "x[t] | y[t]": NegativeBinomial(2),
+        "e[t]": NegativeBinomial(1, learned=True),
     },
     "a column without a parent": {
         "x[t] | y[t]": Normal(2),
@@ -86,3 +100,10 @@ def test_a_chain_that_needs_log_space_is_left_to_the_general_method(monkeypatch)
     fit(model, {"x": x}, schedule=em(start="keep"), steps=3)
     assert called
     assert float(model.log_evidence(x=x).value.mean()) > before
+
+
+def test_over_dispersed_counts_need_one_factor_for_all_steps() -> None:
+    """The first step would have a dispersion of its own, and em() counts values of all steps."""
+    p = CHAIN | {"x[0] | y[0]": NegativeBinomial(2), "x[t] | y[t]": NegativeBinomial(2)}
+    with pytest.raises(ValueError, match=r"x has another factor at other steps.*use mle\(\)"):
+        exact_em(Model(p, {"y[t] | x[t]": OneHot()}))

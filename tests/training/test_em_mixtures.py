@@ -11,7 +11,18 @@ import torch
 from sklearn.datasets import load_iris
 from sklearn.mixture import GaussianMixture
 
-from aevb import Bernoulli, Exact, Model, MultivariateNormal, Normal, OneHot, Poisson, em, fit
+from aevb import (
+    Bernoulli,
+    Exact,
+    Model,
+    MultivariateNormal,
+    NegativeBinomial,
+    Normal,
+    OneHot,
+    Poisson,
+    em,
+    fit,
+)
 from aevb.data.sources import open_source
 from aevb.declare import distributions as ad
 from aevb.training.distributed import World
@@ -29,6 +40,8 @@ SPECS = {
     "tied": MultivariateNormal(4, covariance="shared"),
     "bits": Bernoulli(4),
     "counts": Poisson(4),
+    "counts, dispersion learned": NegativeBinomial(4),
+    "counts, dispersion 2.5": NegativeBinomial(4, dispersion=2.5),
     "classes": OneHot(4),
 }
 
@@ -54,10 +67,10 @@ def rows(kind: str, *, holes: bool = False, n: int = 60) -> dict[str, np.ndarray
     )
     if kind == "classes":
         return {"x": random.integers(4, size=n), "w": random.normal(size=(n, 2))}
-    x = {
-        "bits": (x > 50).astype(float),
-        "counts": random.poisson(np.exp((x - 50).clip(-2, 2))).astype(float),
-    }.get(kind, x)
+    if kind == "bits":
+        x = (x > 50).astype(float)
+    elif kind.startswith("counts"):
+        x = random.poisson(np.exp((x - 50).clip(-2, 2))).astype(float)
     return {
         "x": np.where(random.random(x.shape) < 0.2, np.nan, x) if holes else x,
         "w": random.normal(size=(n, 2)),
@@ -347,8 +360,9 @@ def test_a_polynomial_is_the_log_likelihood_but_for_a_term_of_the_data(kind):
     value = torch.eye(4) if kind == "classes" else torch.randint(0, 2, (6, 4)).float()
     names = [*spec.heads(4), *spec.vectors(4)]
     differences = []
+    fixed = {name: torch.randn(4) for name in spec.vectors(4) if spec.needs_occurrences}
     for _ in range(3):
-        heads = {name: torch.randn(4) for name in names}
+        heads = {name: torch.randn(4) for name in names} | fixed
         constant, first, second = spec.polynomial(**heads)
         mine = (constant + first * value + second * value.square()).sum(-1)
         differences.append(spec.log_prob(spec.distribution(**heads), value) - mine)

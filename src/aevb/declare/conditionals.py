@@ -65,6 +65,14 @@ class Degenerate(NamedTuple):
     narrows: bool = True
 
 
+class Occurrences(NamedTuple):
+    """How often each value occurs in each column of some data, as three tensors of one length."""
+
+    column: Tensor
+    value: Tensor
+    times: Tensor
+
+
 def constant_columns(why: str, fix: str) -> Degenerate:
     """Constant columns: a density with a learned scale concentrates on them without bound."""
     return Degenerate(torch.eq, "constant", why, fix)
@@ -226,11 +234,35 @@ class Conditional:
         """
         return None
 
+    @property
+    def has_most_likely(self) -> bool:
+        """Whether ``most_likely`` knows the maximum-likelihood parameters."""
+        return type(self).most_likely is not Conditional.most_likely
+
+    @property
+    def needs_occurrences(self) -> bool:
+        """Whether moments do not determine the vectors, so that ``most_likely`` leaves them out.
+
+        ``most_likely_vectors`` then computes them.
+        """
+        return False
+
+    def most_likely_vectors(
+        self, count: Tensor, mean: Tensor, heads: Mapping[str, Tensor], occurrences: Occurrences
+    ) -> dict[str, Tensor]:
+        """The maximum-likelihood vectors for these heads, if the family ``needs_occurrences``.
+
+        ``count`` and ``mean`` are those of ``most_likely``. ``occurrences`` are those of the values
+        of all data.
+        """
+        raise TypeError(f"{type(self).__name__} has no most_likely_vectors(...).")
+
     def polynomial(self, **heads: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """log p(v) as a quadratic polynomial in each entry of v.
 
         The result holds the constant and the coefficients of v and v². Each has the shape of a
-        head. Terms that depend on v only (−log v! of a Poisson) are left out. None if log p is not
+        head. Terms that depend on v only (−log v! of a Poisson) are left out, and, if the family
+        ``needs_occurrences``, those that depend on v and the vectors only. None if log p is not
         such a polynomial.
         """
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ from torch.distributions import constraints
 
 from aevb.compiled_step.gradients import bernoulli_log_prob
 from aevb.declare import distributions as ad
-from aevb.declare.conditionals import Conditional, Degenerate, constant_columns
+from aevb.declare.conditionals import Conditional, Degenerate, Occurrences, constant_columns
+from aevb.declare.dispersion import most_likely_dispersion
 from aevb.declare.noise_kinds import Noise, student
 from aevb.declare.registry import register, registered
 
@@ -606,12 +608,46 @@ class NegativeBinomial(Conditional):
         return {"dispersion": ad.INVERSE_SOFTPLUS_ONE}
 
     def distribution(self, log_mean: Tensor, dispersion: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
-        r = (
+        r = self._r(log_mean, dispersion)
+        return td.NegativeBinomial(r, logits=log_mean - r.log(), validate_args=False)
+
+    def _r(self, log_mean: Tensor, dispersion: Tensor | None) -> Tensor:
+        return (
             log_mean.new_full((), float(self.dispersion))
             if dispersion is None
             else F.softplus(dispersion)
         )
-        return td.NegativeBinomial(r, logits=log_mean - r.log(), validate_args=False)
+
+    @property
+    def has_most_likely(self) -> bool:
+        return self.dispersion != "network"
+
+    @property
+    def needs_occurrences(self) -> bool:
+        return self.dispersion == "learned"
+
+    def most_likely(
+        self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
+    ) -> dict[str, Tensor] | None:
+        # The most likely mean is the same for every dispersion.
+        if not self.has_most_likely:
+            return None
+        return {"log_mean": mean.clamp_min(SMALLEST_PROBABILITY).log()}
+
+    def most_likely_vectors(
+        self, count: Tensor, mean: Tensor, heads: Mapping[str, Tensor], occurrences: Occurrences
+    ) -> dict[str, Tensor]:
+        r = most_likely_dispersion(count, count * mean, heads["log_mean"].exp(), occurrences)
+        return {"dispersion": ad.inverse_softplus(r)}
+
+    def polynomial(  # type: ignore[override]
+        self, log_mean: Tensor, dispersion: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        if not self.has_most_likely:
+            return None  # log Γ(v + r) differs from cluster to cluster
+        r = self._r(log_mean, dispersion)
+        logits = log_mean - r.log()
+        return r * F.logsigmoid(-logits), F.logsigmoid(logits), torch.zeros_like(log_mean)
 
 
 @register

@@ -88,10 +88,11 @@ class em(Schedule):
     """EM with exact E-steps, for linear-Gaussian models and finite latents; without dropout.
 
     If the M-step has a closed form, a step is one iteration over all rows, and at most ``steps=``
-    (1,000 by default) iterations are taken. EM converges when the last three iterations together
-    raised the mean evidence by less than ``tol`` nats; with ``tol=0`` it always takes all steps.
-    ``accelerate`` extrapolates from earlier iterations if that does not lower the evidence;
-    ``accelerate=False`` is textbook EM.
+    (1,000 by default) iterations are taken. Over-dispersed counts (``NegativeBinomial``) with one
+    dispersion for all clusters belong here: Newton's method finds the exact maximum. EM converges
+    when the last three iterations together raised the mean evidence by less than ``tol`` nats; with
+    ``tol=0`` it always takes all steps. ``accelerate`` extrapolates from earlier iterations if that
+    does not lower the evidence; ``accelerate=False`` is textbook EM.
 
     ``start`` chooses the initial parameters. ``"data"`` computes them from the data (principal
     components, k-means++ with the run's seed). ``"keep"`` takes the model's parameters, and moves

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aevb.declare import distributions as ad
+from aevb.declare.conditionals import Occurrences
 from aevb.declare.graph import Entry
 from aevb.training.em.columns import Columns
 from aevb.training.em.emissions import Sums
@@ -28,6 +29,7 @@ class Heads(EM):
     """
 
     least = 1e-12
+    occurrences: Mapping[str, Occurrences]  # of the variable of each factor that needs them
 
     def _measure(self, rows: Rows) -> None:
         """Compute the units (mean and standard deviation) of every observed variable."""
@@ -80,18 +82,21 @@ class Heads(EM):
                     raw = blocks.weights[str(entry.key.parents[0])].mT + (
                         0.0 if blocks.bias is None else blocks.bias
                     )
-                else:
-                    raw = factor.root.unsqueeze(0)
-                heads |= dict(
-                    zip(
-                        factor.sizes,
-                        raw.detach().double().split(list(factor.sizes.values()), -1),
-                        strict=True,
+                    raw = raw.detach().double()
+                    heads |= dict(
+                        zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True)
                     )
-                )
+                else:
+                    heads |= self._root(entry)
             heads = self._in_units(entry, heads, inward=True)
             parts += [heads[name].reshape(-1) for name in shapes]
         return torch.cat(parts)
+
+    def _root(self, entry: Entry) -> dict[str, Tensor]:
+        """Return the heads of a variable without parents, [1, …]."""
+        factor: Any = self.model.factors[entry.id]
+        raw = factor.root.detach().double().unsqueeze(0)
+        return dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
 
     def _heads(self, vector: Tensor) -> dict[str, dict[str, Tensor]]:
         """Return the heads and vectors of every factor, by its id, as views of the vector."""
@@ -228,6 +233,11 @@ class Heads(EM):
             count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total)
         )
         assert heads is not None
+        if entry.spec.needs_occurrences:
+            fixed = {} if entry.key.parents or entry.spec.learned else self._root(entry)
+            heads |= entry.spec.most_likely_vectors(
+                count, first / some, heads | fixed, self.occurrences[entry.id]
+            )
         seen = count > 1e-9  # parameters that no row determines keep their values
         whole = seen.all(-1, keepdim=True)
         return heads, {

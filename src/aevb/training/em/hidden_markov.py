@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.conditionals import Factor
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.derive.axes import TIME, expand_axis
@@ -43,8 +43,13 @@ def why_not_closed(model: Model, entry: Entry) -> str | None:
     A factor needs a free distribution per value of its only parent, a class, or no parent at all.
     """
     factor, parents, graph = model.factors[entry.id], entry.key.parents, model.graph
-    if not isinstance(factor, Factor) or type(entry.spec).most_likely is Conditional.most_likely:
+    if not isinstance(factor, Factor) or not entry.spec.has_most_likely:
         return f"{entry.id} has no maximum-likelihood fit in closed form"
+    if entry.spec.needs_occurrences and len(graph.p[entry.key.name]) > 1:
+        return (
+            f"{entry.id} has no maximum-likelihood fit in closed form, because {entry.key.name} "
+            f"has another factor at other steps"
+        )
     if not parents:
         return None
     parent = parents[0]

@@ -88,7 +88,7 @@ class Mixtures(Responsibilities):
         total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device)
         for batch in self.rows.parts():
             for name, entry in self.rules.items():
-                if not entry.spec.gaussian:
+                if not entry.spec.gaussian and not entry.spec.needs_occurrences:
                     factor: Any = self.model.factors[entry.id]
                     value, keep = flat(batch, name), self._keep(batch, name)
                     heads = {head: value.new_zeros(1, size) for head, size in factor.sizes.items()}
@@ -100,6 +100,25 @@ class Mixtures(Responsibilities):
         self.rows.world.sum([total])
         return total
 
+    def _of_values(self, heads: dict[str, dict[str, Tensor]]) -> Tensor:
+        """Return the terms of the evidence that depend on values and learned vectors only.
+
+        Such as log Γ(v + r) of over-dispersed counts, which is the same in every cluster.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.rows.source.like.device)
+        for entry in self.entries:
+            if entry.id in self.occurrences:
+                factor: Any = self.model.factors[entry.id]
+                column, value, times = self.occurrences[entry.id]
+                own = {head: torch.zeros_like(value) for head in factor.sizes}
+                own |= {name: heads[entry.id][name][column] for name in factor.vectors}
+                found = entry.spec.polynomial(**own)
+                assert found is not None
+                bare = found[0] + found[1] * value + found[2] * value.square()
+                every = entry.spec.distribution(**own).log_prob(value)
+                total = total + (times * (every - bare)).sum()
+        return total
+
     # An iteration ---------------------------------------------------------------------------------
 
     def _emissions(self, heads: dict[str, dict[str, Tensor]]) -> Emissions:
@@ -109,11 +128,7 @@ class Mixtures(Responsibilities):
             own = dict(heads.get(entry.id, {}))
             # This distribution has neither parents nor learned parameters.
             if "loc" not in own and not any(head in own for head in factor.sizes):
-                raw = factor.root.detach().double().unsqueeze(0)
-                own = (
-                    dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
-                    | own
-                )
+                own = self._root(entry) | own
             kind = self._kind(entry)
             found[name] = (
                 ColumnsEmission(entry.spec, own) if kind is ColumnsEmission else kind(**own)  # type: ignore[arg-type]
@@ -126,7 +141,8 @@ class Mixtures(Responsibilities):
         evidence, found = self._total(
             self._of_part(part, heads, emissions) for part in self._parts()
         )
-        return (evidence + self.constant) / len(self.rows), self.maximise(found, heads)
+        evidence = evidence + self.constant + self._of_values(heads)
+        return evidence / len(self.rows), self.maximise(found, heads)
 
     def _of_part(
         self, part: Part, heads: dict[str, dict[str, Tensor]], emissions: Emissions

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aevb.declare.conditionals import Conditional, Factor
+from aevb.declare.conditionals import Factor
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
@@ -23,6 +23,7 @@ from aevb.training.em.columns import flat, known
 from aevb.training.em.emissions import Sums, sums
 from aevb.training.em.factors import KEPT, Rows
 from aevb.training.em.finite_parameters import Heads
+from aevb.training.em.occurrences import occurrences
 from aevb.training.em.starts import SAMPLE, cluster_centres
 from aevb.training.row_order import seed_of
 
@@ -44,7 +45,7 @@ class Responsibilities(Heads):
         factor, parents = self.model.factors[entry.id], entry.key.parents
         if not isinstance(factor, Factor) or entry.key.target.timed or len(parents) > 1:
             return False
-        if type(entry.spec).most_likely is Conditional.most_likely:
+        if not entry.spec.has_most_likely:
             return False
         if not parents:
             return True
@@ -129,6 +130,11 @@ class Responsibilities(Heads):
         self.rows, self.working = rows, type(self)(copy.deepcopy(self.model).double())
         self._measure(rows)
         self.constant = self._log_units()
+        self.occurrences = {
+            entry.id: occurrences(rows, entry.key.name)
+            for entry in self.entries
+            if entry.spec.needs_occurrences
+        }
         numbers = sum(value.numel() for value in rows.first().values())
         self.kept = None
         self.kept = list(self._parts()) if len(rows) * numbers <= KEPT else None
