@@ -16,6 +16,7 @@ from small_tables import mixed
 
 import aevb
 from aevb import Schema, TableModel, joint, load_table
+from aevb.evidence.exact import exact_evidence
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables import fitting
 
@@ -442,6 +443,35 @@ def test_the_seed_decides_the_start_of_over_dispersed_counts():
         fitted = schema.fit(schema.mixture(2, covariance="full"), table, starts=1, seed=0)
         scores.append(np.asarray(fitted.score(table)["log_p"]))
     assert np.array_equal(*scores)
+
+
+def test_over_dispersed_counts_take_em_and_no_search_finds_more():
+    draw, size = np.random.default_rng(0), 400
+    group = draw.integers(3, size=size)
+    mean = np.array([[1.0, 20.0], [8.0, 4.0], [40.0, 1.0]])[group]
+    counts = draw.poisson(draw.gamma(1.5, mean / 1.5)).astype(float)
+    counts[draw.random(counts.shape) < 0.1] = np.nan
+    table = {"eggs": counts[:, 0], "nests": counts[:, 1], "mass": group + draw.normal(size=size)}
+    schema = Schema.read(table)
+    assert [column.likelihood for column in schema.used][:2] == ["NegativeBinomial"] * 2
+    model = schema.fit(schema.mixture(3), table)
+    before = model.score(table)["log_p"].mean()
+    more = schema.fit(model.model, table, schedule=aevb.mle(tol=1e-9))
+    after = more.score(table)["log_p"].mean()
+    assert after == pytest.approx(before, abs=1e-4)
+
+
+def test_a_mixture_without_a_closed_form_takes_maximum_likelihood():
+    table = {"mass": np.random.default_rng(0).standard_t(3, size=300)}
+    schema = Schema.read(table)
+    p = {"y": aevb.OneHot(2, learned=True), "x | y": aevb.StudentT(1, df=3.0)}
+    model = aevb.Model(p, {"y | x": aevb.Exact()}).double()
+    with pytest.raises(ValueError, match=r"starts= is for mixtures .* by the default schedule, em"):
+        schema.fit(model, table, starts=3)
+    fitted = schema.fit(model, table)
+    value = exact_evidence(fitted.model, fitted.model.prepare(**schema.encode(table))).mean()
+    slopes = torch.autograd.grad(value, list(fitted.model.theta()))
+    assert max(float(one.abs().max()) for one in slopes) < 1e-2
 
 
 def test_more_starts_do_not_lower_the_evidence():

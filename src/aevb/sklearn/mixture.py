@@ -16,9 +16,7 @@ from aevb.model import Model
 from aevb.runtime.seeding import seeded
 from aevb.sklearn.columns import Columns, MixedColumns
 from aevb.sklearn.density import ExactDensityEstimator, check_count
-from aevb.tables.fitting import fit_data
 from aevb.tables.selection import parameters
-from aevb.training.em import Responsibilities
 from aevb.training.fit import fit
 from aevb.training.run import Run
 from aevb.training.schedules import em
@@ -114,9 +112,6 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
             "progress": bool(self.verbose),
             "compile": False,
         }
-        if isinstance(self.columns_, MixedColumns) and not Responsibilities(model).closed:
-            # Over-dispersed counts have no closed form of EM.
-            return fit_data(self.columns_.schema, model, data, starts=1, **settings)
         return fit(model, data, schedule=em(tol=self.tol, least=LEAST), **settings)
 
     def _declare(self, count: int, data: dict[str, np.ndarray]) -> Model:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aevb.declare import distributions as ad
 from aevb.declare.conditionals import Conditional
-from aevb.declare.families import NegativeBinomial, Poisson
+from aevb.declare.families import NegativeBinomial
 from aevb.declare.networks import MLP
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
@@ -55,9 +55,9 @@ def fit_data(
 ) -> Run:
     """Fit a model to encoded rows, by the schedule of ``settings`` or else by the one that fits.
 
-    A mixture takes exact EM from several starts and keeps the best; over-dispersed counts then
-    take L-BFGS on the exact evidence. Exact factor analysis takes EM. Other models take gradient
-    steps on the bound, with ``hide`` as in :meth:`Schema.fit`.
+    A mixture takes exact EM from several starts and keeps the best. Exact factor analysis takes
+    EM. Other models with an exact evidence take maximum likelihood (``mle()``), and those without
+    take gradient steps on the bound, with ``hide`` as in :meth:`Schema.fit`.
     """
     if isinstance(hide, bool) or not 0 <= hide < 1:
         raise ValueError(f"hide is a share of the cells, 0 or more and below 1, got {hide!r}.")
@@ -67,8 +67,9 @@ def fit_data(
     if fresh:  # the seed of the run decides the initial weights, too
         model.load_state_dict(model.fresh(seed).state_dict())
     exact, finite = why_not_exact(model) is None, why_not_finite(model) is None
-    if starts is not None and ("schedule" in settings or not finite):
-        raise ValueError("starts= is for mixtures that are fitted by the default schedule.")
+    closed = Responsibilities(model).closed if finite else why_not_linear_gaussian(model) is None
+    if starts is not None and ("schedule" in settings or not (finite and closed)):
+        raise ValueError("starts= is for mixtures that are fitted by the default schedule, em().")
     if hide and exact:
         raise ValueError(
             "hide= is for models with networks; this model marginalises missing cells exactly."
@@ -82,12 +83,8 @@ def fit_data(
     if out is not None and settings.get("resume") and folders(out):
         begun = True
         settings["seed"] = Settings.from_toml(out / "config.toml").seed
-    closed = Responsibilities(model).closed if finite else why_not_linear_gaussian(model) is None
-    if fresh and finite and not begun:
-        if closed:
-            settings["seed"] = _best_seed(model, data, starts, settings)
-        else:
-            _start_at_poisson(model, data, starts, seed)
+    if fresh and finite and closed and not begun:
+        settings["seed"] = _best_seed(model, data, starts, settings)
     start = "data" if fresh else "keep"
     run = fit(model, data, schedule=em(start=start, least=LEAST) if closed else mle(), **settings)
     _warn_of_collapse(schema, model, data)
@@ -145,23 +142,6 @@ def _operations(model: Model, data: Data) -> int:
         power = 1 if not full else 3 if np.isnan(value).any() else 2
         total += len(value) * clusters * graph.size(name) ** power
     return total
-
-
-def _start_at_poisson(model: Model, data: Data, starts: int | None, seed: int) -> None:
-    """Start a mixture of negative binomials at the best mixture of Poisson distributions."""
-
-    def plain(spec: Conditional) -> Conditional:
-        return Poisson(spec.size, spec.net) if isinstance(spec, NegativeBinomial) else spec
-
-    entries = list(model.graph.entries())
-    p, q = (
-        {str(entry.key): plain(entry.spec) for entry in entries if entry.side == side}
-        for side in ("p", "q")
-    )
-    twin = Model(p, q).to(model._parameter().dtype).fresh(seed)
-    seed = _best_seed(twin, data, starts, {"seed": seed})
-    fit(twin, data, schedule=em(start="data", least=LEAST), seed=seed, progress=False)
-    model.load_state_dict(dict(model.state_dict()) | dict(twin.state_dict()))
 
 
 def _holed(data: Data, share: float, seed: int) -> Data:
