@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import logsumexp
-from scipy.stats import poisson
+from scipy.stats import nbinom, poisson
 from sklearn import datasets
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
@@ -315,7 +315,13 @@ def predicted(table: TableModel, frame: pd.DataFrame, truth: pd.DataFrame) -> Fi
                 logs[column.name] = logsumexp(each, b=weight, axis=1) + column.log_jacobian(value)
             else:
                 cells[column.name] = (weight * mean[..., j]).sum(1)
-                each = poisson.logpmf(true.to_numpy()[:, None], mean[..., j])
+                m, v = mean[..., j], variance[..., j]
+                value = true.to_numpy()[:, None]
+                each = (
+                    poisson.logpmf(value, m)
+                    if column.likelihood == "Poisson"
+                    else nbinom.logpmf(value, m**2 / (v - m), m / v)
+                )
                 logs[column.name] = logsumexp(each, b=weight, axis=1)
     return Filled(cells, logs)
 

@@ -648,6 +648,25 @@ def sample(
 
 
 @every_family
+def test_unshared_vectors_are_the_last_heads(name: str) -> None:
+    factor, z, _, _ = build(name)
+    spec, vectors = factor.spec, {key: value.detach() for key, value in factor.vectors.items()}
+    other = spec.unshared()
+    assert not other.vectors(factor.d)
+    assert list(other.heads(factor.d).items()) == [
+        *factor.sizes.items(),
+        *((key, len(value)) for key, value in vectors.items()),
+    ]
+    with torch.no_grad():
+        dist, raw = factor.distribution(factor({"z": z})), factor({"z": z})
+        heads = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
+        heads |= {key: value.expand(*raw.shape[:-1], -1) for key, value in vectors.items()}
+        x = sample(factor, dist, (2, 1, 5))
+        again = other.log_prob(other.distribution(**heads), x)
+        torch.testing.assert_close(again, spec.log_prob(dist, x), rtol=1e-12, atol=1e-12)
+
+
+@every_family
 def test_log_prob(name: str) -> None:
     """Equal to the reference over any leading axes: parameters [2, 1, 5, ·], values [4, 2, 1, 5,
     d].

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import multivariate_normal
+from scipy.optimize import minimize_scalar
+from scipy.stats import multivariate_normal, nbinom
 from small_tables import mixed
 
-from aevb import Schema
+from aevb import Schema, load_table
 from aevb.data.sources import open_source
 from aevb.evidence.exact import why_not_exact
 from aevb.tables import choosing
@@ -75,12 +76,47 @@ def test_a_probability_is_never_zero():
     assert float(share[0]) == pytest.approx(1.5 * 50.5 / 201.5 / 101.5, rel=1e-3)
 
 
-def test_the_density_of_joined_fits_is_the_mean_of_their_densities():
-    frame = with_holes(numbers())
+def counts(rows: int = 200, seed: int = 0) -> pd.DataFrame:
+    """Over-dispersed counts of two groups, and a number that differs between them."""
+    rng = np.random.default_rng(seed)
+    group = rng.integers(2, size=rows)
+    mean = np.array([[2.0, 9.0], [12.0, 1.0]])[group]
+    found = rng.poisson(rng.gamma(1.5, mean / 1.5))
+    return pd.DataFrame({"m": found[:, 0], "n": found[:, 1], "v": group + rng.normal(size=rows)})
+
+
+def test_the_prior_of_over_dispersed_counts_is_a_row_at_the_mean_and_leaves_the_dispersion():
+    frame = with_holes(counts()[["m", "n"]], 0.1)
+    schema = Schema.read(frame)
+    data = schema.encode(frame)
+    model = schema.mixture(1).fresh(0)
+    update(model, data)
+    expected = np.zeros(len(frame))
+    for column in data["overdispersed"].T:
+        known = ~np.isnan(column)
+        value, n = column[known], known.sum()
+        mean = (value.sum() + (value.sum() + 0.5) / (n + 1)) / (n + 1)
+
+        def log_p(log_r, value=value, mean=mean):
+            r = np.exp(log_r)
+            return nbinom.logpmf(value, r, r / (r + mean))
+
+        best = minimize_scalar(
+            lambda log_r, log_p=log_p: -log_p(log_r).sum(), bracket=(-1, 1), tol=1e-12
+        )
+        expected[known] += log_p(best.x)
+    found = model.log_evidence(**data).value.detach().numpy()
+    assert np.allclose(found, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("table", [numbers, counts])
+def test_the_density_of_joined_fits_is_the_mean_of_their_densities(table):
+    """Also if each fit has its own dispersion of over-dispersed counts."""
+    frame = with_holes(table())
     schema = Schema.read(frame)
     data = schema.encode(frame)
     fits = [fitted(schema, data, k, seed=k) for k in (1, 2, 4)]
-    whole = joined(schema, fits).log_evidence(**data).value
+    whole = joined(fits).log_evidence(**data).value
     parts = torch.stack([fit.log_evidence(**data).value for fit in fits])
     assert torch.allclose(whole, parts.logsumexp(0) - np.log(3), rtol=0, atol=1e-10)
 
@@ -131,7 +167,21 @@ def test_it_fits_every_kind_of_column():
     frame = mixed()
     table = fit_default(Schema.read(frame), frame, clusters=3, members=2)
     assert np.isfinite(table.score(frame)["log_p"]).all()
-    assert all(column.likelihood != "NegativeBinomial" for column in table.schema.used)
+    assert "NegativeBinomial" in [column.likelihood for column in table.schema.used]
+
+
+def test_over_dispersed_counts_stay_counts_in_files_and_draws(tmp_path):
+    frame = with_holes(counts(), 0.2)
+    table = fit_default(Schema.read(frame), frame, clusters=3, members=2)
+    likelihoods = [column.likelihood for column in table.schema.used]
+    assert likelihoods == ["NegativeBinomial", "NegativeBinomial", "Normal"]
+    drawn = table.sample(500, seed=0)[["m", "n"]].to_numpy(dtype=float)
+    assert (drawn >= 0).all()
+    assert np.array_equal(drawn, np.rint(drawn))
+    table.save(tmp_path / "table")
+    again = load_table(tmp_path / "table")
+    assert again.score(frame)["log_p"].equals(table.score(frame)["log_p"])
+    assert again.impute(frame).equals(table.impute(frame))
 
 
 def test_the_seed_decides():

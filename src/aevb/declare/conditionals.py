@@ -136,6 +136,10 @@ class Conditional:
         """Raw numbers that are free parameters, not network outputs: name → initial values."""
         return {}
 
+    def unshared(self) -> Conditional:
+        """The same family with its vectors as further heads, so that they depend on the parents."""
+        return self
+
     def standard(self, d: int) -> dict[str, float]:
         """The raw value of each head for a variable without parents.
 

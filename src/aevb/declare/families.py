@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +59,9 @@ class LocationScale(Conditional):
         return (
             {"scale": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.scale == "learned" else {}
         )
+
+    def unshared(self) -> Conditional:
+        return replace(self, scale="network") if self.scale == "learned" else self
 
     def standard(self, d: int) -> dict[str, float]:
         return {"scale": ad.INVERSE_SOFTPLUS_ONE}
@@ -201,6 +204,9 @@ class MultivariateNormal(Conditional):
 
     def vectors(self, d: int) -> dict[str, Tensor]:
         return {"tril": self._identity(d)} if self.covariance == "shared" else {}
+
+    def unshared(self) -> Conditional:
+        return replace(self, covariance="network")
 
     def _identity(self, d: int) -> Tensor:
         rows, columns = torch.tril_indices(d, d).unbind(0)
@@ -603,6 +609,9 @@ class NegativeBinomial(Conditional):
             if self.dispersion == "learned"
             else {}
         )
+
+    def unshared(self) -> Conditional:
+        return replace(self, dispersion="network") if self.dispersion == "learned" else self
 
     def standard(self, d: int) -> dict[str, float]:
         return {"dispersion": ad.INVERSE_SOFTPLUS_ONE}

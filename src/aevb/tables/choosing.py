@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from aevb.data.sources import open_source
+from aevb.declare.conditionals import Conditional
 from aevb.declare.families import OneHot
 from aevb.declare.graph import Entry
 from aevb.model import Model
@@ -53,7 +54,8 @@ class Shrunken(Mixtures):
     The M-step adds imaginary rows to every cluster: ``pull`` rows with the covariance that is
     pooled over all clusters, half a row at the mean of the table, and one row (for a category, half
     a row per level) with the table's frequencies and rates. The pooled covariance has itself
-    ``uncorrelated`` imaginary rows without correlations.
+    ``uncorrelated`` imaginary rows without correlations. The dispersion of over-dispersed counts,
+    which all clusters share, has no prior.
     """
 
     pull = 20.0
@@ -77,7 +79,11 @@ class Shrunken(Mixtures):
         if not entry.spec.gaussian:
             rows = 0.5 * count.shape[-1] if isinstance(entry.spec, OneHot) else 1.0
             whole = (first.sum(0) + 0.5) / (total + rows)
-            return super().most_likely(entry, count + rows, first + rows * whole, second)
+            found, seen = super().most_likely(entry, count + rows, first + rows * whole, second)
+            if entry.spec.needs_occurrences:  # of the table alone: a dispersion has no prior
+                mean, values = first / count.clamp_min(1e-9), self.occurrences[entry.id]
+                found |= entry.spec.most_likely_vectors(count, mean, found, values)
+            return found, seen
         whole = first.sum(0) / total.clamp_min(1e-9)
         mean = (first + 0.5 * whole) / (count + 0.5)
         if entry.spec.full_moments:
@@ -110,14 +116,11 @@ def fit_default(
     with many real columns). ``clusters`` is that number; by default, there are three: 3, 5 and 8,
     or more if held-out cells ask for more, or fewer if the table has few rows.
 
-    Over-dispersed counts are modelled as positive numbers, or as real ones if there are zeros, so
-    that the posterior is exact; the schema of the result says so. A table of more than
-    ``MOST_ROWS`` rows is fitted on a random sample of them.
+    A table of more than ``MOST_ROWS`` rows is fitted on a random sample of them.
     """
     for what, value in (("clusters", clusters), ("members", members)):
         if value is not None and (isinstance(value, bool) or value < 1):
             raise ValueError(f"{what} is a positive whole number, got {value!r}.")
-    schema = _without_dispersion(schema)
     data: Mapping[str, Any] = schema.encode(read_table(frame))
     n = len(next(iter(data.values())))
     if clusters is not None and clusters > n:
@@ -136,15 +139,7 @@ def fit_default(
         for k in sizes
         for j in range(members if k > 1 else 1)
     ]
-    return TableModel(schema, joined(schema, fits))
-
-
-def _without_dispersion(schema: Schema) -> Schema:
-    for column in schema.used:
-        if column.likelihood == "NegativeBinomial":
-            kind = "real" if column.facts.log_mean is None else "positive"
-            schema = schema.with_kind(column.name, kind)
-    return schema
+    return TableModel(schema, joined(fits))
 
 
 def fitted(
@@ -188,28 +183,38 @@ def _covariance(data: Mapping[str, Any]) -> str:
     return "full" if 0 < _work(data, max(FIRST)) <= TOO_HEAVY else "diagonal"
 
 
-def joined(schema: Schema, fits: list[Model]) -> Model:
-    """Join mixtures into one, whose density is the mean of their densities."""
+def joined(fits: list[Model]) -> Model:
+    """Join mixtures into one, whose density is the mean of their densities.
+
+    Each fit has one dispersion of over-dispersed counts for all its parts. In the joined mixture,
+    each part has a dispersion of its own.
+    """
     if len(fits) == 1:
         return fits[0]
-    first = fits[0]
-    full = "x" in first.graph.observed and first.graph.rule("p", "x").spec.full_moments
-    model = mixture(
-        schema._specs(),
-        sum(fit.graph.size(PART) for fit in fits),
-        covariance="full" if full else "diagonal",
-        latent=PART,
-    )
-    root = first.graph.rule("p", PART).id
-    parts = [fit.state_dict() for fit in fits]
-    state: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        each = [part[name] for part in parts]
-        if name.startswith(f"factors.{root}."):  # every fit has the same total probability
-            each = [one.log_softmax(-1) for one in each]
-        state[name] = torch.cat(each, -1) if value.shape != each[0].shape else each[0]
-    model.load_state_dict(state)
-    return model
+    sizes = [fit.graph.size(PART) for fit in fits]
+    p, q = dict[str, Conditional](), dict[str, Conditional]()
+    for entry in fits[0].graph.entries():
+        if entry.side == "p":
+            p[str(entry.key)] = entry.spec.unshared()
+        else:
+            q[str(entry.key)] = entry.spec
+    p[PART] = OneHot(sum(sizes), learned=True)
+    method, each = Mixtures(Model(p, q).double()), [Mixtures(fit).get() for fit in fits]
+    found: dict[str, dict[str, Tensor]] = {}
+    for entry in method.entries:
+        heads = [one[entry.id] for one in each]
+        if entry.key.parents:
+            found[entry.id] = {
+                name: torch.cat(
+                    [one[name].expand(size, -1) for one, size in zip(heads, sizes, strict=True)]
+                )
+                for name in heads[0]
+            }
+        else:  # every fit has the same total probability
+            logits = [one["logits"].log_softmax(-1) for one in heads]
+            found[entry.id] = {"logits": torch.cat(logits, -1)}
+    method.put(found)
+    return method.model
 
 
 # The number of clusters ---------------------------------------------------------------------------
@@ -231,10 +236,10 @@ def _chosen(
     kept = held_out(data, rng)
     one = fitted(schema, kept, 1)
     sizes, fits = first, [fitted(schema, kept, k, seed=seed, start=one) for k in first]
-    best = predictive(joined(schema, fits), data, kept)
+    best = predictive(joined(fits), data, kept)
     for k in more:
         fits = [*fits[1:], fitted(schema, kept, k, seed=seed, start=one)]
-        score = predictive(joined(schema, fits), data, kept)
+        score = predictive(joined(fits), data, kept)
         if score <= best:
             break
         sizes, best = [*sizes[1:], k], score

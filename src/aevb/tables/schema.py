@@ -491,8 +491,7 @@ class Schema:
 
         It is a mixture: several fits with different numbers of clusters, each with full covariances
         that are pulled towards the whole table, joined into one. The parts of a density have no
-        meaning of their own; :meth:`fit_clusters` finds groups of rows. Over-dispersed counts
-        become positive or real columns of the result's schema.
+        meaning of their own; :meth:`fit_clusters` finds groups of rows.
         """
         from aevb.tables.choosing import fit_default
 

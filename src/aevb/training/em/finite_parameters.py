@@ -70,26 +70,29 @@ class Heads(EM):
         )
         return heads | {name: (len(vector),) for name, vector in factor.vectors.items()}
 
-    def read(self) -> Tensor:
-        parts = []
+    def get(self) -> dict[str, dict[str, Tensor]]:
+        """Return the model's heads and vectors, by the factor's id, without converting units."""
+        found: dict[str, dict[str, Tensor]] = {}
         for entry in self.entries:
             factor: Any = self.model.factors[entry.id]
-            shapes = self._shapes(entry)
             heads = {name: vector.detach().double() for name, vector in factor.vectors.items()}
-            if len(heads) < len(shapes):
-                if entry.key.parents:
-                    blocks = factor.net.blocks
-                    raw = blocks.weights[str(entry.key.parents[0])].mT + (
-                        0.0 if blocks.bias is None else blocks.bias
-                    )
-                    raw = raw.detach().double()
-                    heads |= dict(
-                        zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True)
-                    )
-                else:
-                    heads |= self._root(entry)
-            heads = self._in_units(entry, heads, inward=True)
-            parts += [heads[name].reshape(-1) for name in shapes]
+            if entry.key.parents:
+                blocks = factor.net.blocks
+                raw = blocks.weights[str(entry.key.parents[0])].mT + (
+                    0.0 if blocks.bias is None else blocks.bias
+                )
+                parts = raw.detach().double().split(list(factor.sizes.values()), -1)
+                heads |= dict(zip(factor.sizes, parts, strict=True))
+            elif entry.spec.learned:
+                heads |= self._root(entry)
+            found[entry.id] = heads
+        return found
+
+    def read(self) -> Tensor:
+        found, parts = self.get(), []
+        for entry in self.entries:
+            heads = self._in_units(entry, found[entry.id], inward=True)
+            parts += [heads[name].reshape(-1) for name in self._shapes(entry)]
         return torch.cat(parts)
 
     def _root(self, entry: Entry) -> dict[str, Tensor]:
