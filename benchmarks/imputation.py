@@ -309,7 +309,7 @@ def predicted(table: TableModel, frame: pd.DataFrame, truth: pd.DataFrame) -> Fi
                     logs[column.name] -= np.log(np.median(np.diff(np.sort(values))))
             elif column.dense:
                 m, v = mean[..., j], variance[..., j].clip(1e-12)
-                cells[column.name] = _number(column, weight, m, v)[0]
+                cells[column.name] = _number(column, weight, m, v, rounded=False)[0]
                 value = true.to_numpy(float)
                 each = _normal(column.standardise(value)[:, None], m, np.sqrt(v))
                 logs[column.name] = logsumexp(each, b=weight, axis=1) + column.log_jacobian(value)

@@ -590,7 +590,7 @@ class NegativeBinomial(Conditional):
     """Independent over-dispersed counts: mean from the network, variance mean + mean²/r.
 
     ``dispersion`` is r: one ``"learned"`` vector (default), a head of the ``"network"``, or a
-    number.
+    number. Exact EM of mixtures needs a vector or a number.
     """
 
     dispersion: str | float = "learned"
