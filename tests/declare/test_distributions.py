@@ -647,6 +647,29 @@ def sample(
     return factor.spec.reparametrise(dist, noise)
 
 
+@pytest.mark.parametrize("r", [1e-5, 0.3, 99.0, 101.0, 1e4, 1e6, 1e9])
+def test_a_negative_binomial_is_accurate_for_every_dispersion(r: float) -> None:
+    """In float32, a difference of two log Γ would be off by more than 1 nat if r is large."""
+    values, mean = [0.0, 1.0, 7.0, 60.0, 98.0, 99.0, 100.0, 1000.0, 2.0**40], 9.0
+    with mpmath.workdps(40):
+        expected = [
+            float(
+                mpmath.loggamma(v + r)
+                - mpmath.loggamma(r)
+                - mpmath.loggamma(v + 1)
+                - r * mpmath.log1p(mean / mpmath.mpf(r))
+                - v * mpmath.log1p(r / mpmath.mpf(mean))
+            )
+            for v in values
+        ]
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 2e-5)):
+        raw = ad.inverse_softplus(torch.tensor(r, dtype=torch.float64)).to(dtype)
+        log_mean = torch.tensor(mean, dtype=dtype).log()
+        dist = NegativeBinomial(1).distribution(log_mean, raw)
+        got = dist.log_prob(torch.tensor(values, dtype=dtype))
+        np.testing.assert_allclose(got.numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
 @every_family
 def test_unshared_vectors_are_the_last_heads(name: str) -> None:
     factor, z, _, _ = build(name)

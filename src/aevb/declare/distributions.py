@@ -256,6 +256,46 @@ class Poisson(td.Poisson):
         return value * self.log_rate - self.rate - torch.lgamma(value + 1)
 
 
+class NegativeBinomial(td.NegativeBinomial):
+    """torch's negative binomial, with a log-probability that is accurate for large r and counts.
+
+    A large r, with which it is nearly a Poisson distribution, is the most likely one of counts that
+    are not over-dispersed.
+    """
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        r, logits = self.total_count, self.logits
+        each = r * F.logsigmoid(-logits) + value * F.logsigmoid(logits)
+        return each + log_binomial(r, value)
+
+
+def log_binomial(r: Tensor, value: Tensor) -> Tensor:
+    """log Γ(r + value) − log Γ(r) − log Γ(value + 1), by Stirling's series if a term is large.
+
+    A difference of large logarithms would lose digits, in float32 all of them.
+    """
+    large = torch.maximum(r, value + 1) > 100
+    a = torch.where(large, torch.maximum(r, value + 1), 100.0)
+    b = torch.where(large, torch.minimum(r, value + 1), 1.0)
+    series = (
+        (a + b - 1.5) * torch.log1p((b - 1) / a)
+        + (b - 1) * (a.log() - 1)
+        + _stirling_remainder(a + b - 1)
+        - _stirling_remainder(a)
+        - torch.lgamma(b)
+    )
+    r, value = torch.where(large, 1.0, r), torch.where(large, 0.0, value)
+    direct = torch.lgamma(r + value) - torch.lgamma(r) - torch.lgamma(value + 1)
+    return torch.where(large, series, direct)
+
+
+def _stirling_remainder(a: Tensor) -> Tensor:
+    """log Γ(a) − (a − ½) log a + a − ½ log 2π, to 1e-17 if a is near 100 or larger."""
+    inverse = a.reciprocal()
+    square = inverse.square()
+    return inverse * (1 / 12 - square * (1 / 360 - square / 1260))
+
+
 class GaussianMixture(td.MixtureSameFamily):
     """Σₖ πₖ N(μₖ, diag σₖ²) on vectors; ``loc`` and ``scale`` are [..., k, d]."""
 

@@ -618,7 +618,7 @@ class NegativeBinomial(Conditional):
 
     def distribution(self, log_mean: Tensor, dispersion: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
         r = self._r(log_mean, dispersion)
-        return td.NegativeBinomial(r, logits=log_mean - r.log(), validate_args=False)
+        return ad.NegativeBinomial(r, logits=log_mean - r.log(), validate_args=False)
 
     def _r(self, log_mean: Tensor, dispersion: Tensor | None) -> Tensor:
         return (
