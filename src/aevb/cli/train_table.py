@@ -178,15 +178,7 @@ def _train_density(
     fitted = schema.fit_default(train, seed=int(settings.get("seed", 0)))
     seconds = time.perf_counter() - begun
     some = f", fitted to {MOST_ROWS:,} random rows" if train.num_rows > MOST_ROWS else ""
-    changed = [c.name for c in schema.used if fitted.schema[c.name].kind != c.kind]
     told = [paragraph(f"Model: density of {_parts(fitted)}{some}.")]
-    if changed:
-        told.append(
-            paragraph(
-                f"Over-dispersed counts have a density here, not a probability: "
-                f"{', '.join(changed)}."
-            )
-        )
     print("\n".join(told))
     fitted.save(out)
     replace(out / "data.json", recipe.text())
