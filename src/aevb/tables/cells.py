@@ -11,7 +11,7 @@ import numpy as np
 
 from aevb.tables.columns import Column
 from aevb.tables.frames import new_frame
-from aevb.tables.reading import time_zone, zone_of
+from aevb.tables.reading import FIRST_DAY, LAST_DAY, time_zone, zone_of
 from aevb.tables.schema import Schema
 
 
@@ -29,7 +29,7 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
         return [float(level) for level in levels] if dtype.startswith("Float") else levels
     if column.kind == "date":
         dtype = dtype if dtype.startswith("Date") else column.dtype
-        return [_date(days, dtype) for days in values.tolist()]
+        return _dates(values, dtype)
     if (bits := re.fullmatch(r"(u?)int(\d+)", dtype.lower())) is not None:
         bound = np.iinfo(bits[0])
         low = 1.0 if column.kind == "positive" else float(bound.min)  # 0 has no logarithm
@@ -37,15 +37,19 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
     return values.astype(float).tolist()
 
 
-def _date(days: float, dtype: str) -> Any:
+def _dates(days: np.ndarray, dtype: str) -> list[Any]:
+    """Days since 1970-01-01 as dates or times of Python, which has the years 1 to 9999."""
+    days = np.clip(days, FIRST_DAY.astype(float), LAST_DAY.astype(float))
     if dtype == "Date":
-        return datetime.date(1970, 1, 1) + datetime.timedelta(days=round(days))
-    zone = zone_of(dtype)
-    start = datetime.datetime(1970, 1, 1, tzinfo=None if zone is None else datetime.UTC)
+        return list(np.rint(days).astype("datetime64[D]").tolist())
     # pandas refuses times that are finer than the unit of the column.
-    finest = {"s": 1e6, "ms": 1e3}.get((re.findall("time_unit='([^']+)'", dtype) or [""])[0], 1.0)
-    found = start + datetime.timedelta(microseconds=round(days * 864e8 / finest) * finest)
-    return found if zone is None else found.astimezone(time_zone(zone))
+    finest = {"s": 10**6, "ms": 1000}.get((re.findall("time_unit='([^']+)'", dtype) or [""])[0], 1)
+    ticks = np.rint(days * 864e8 / finest).astype(np.int64) * finest
+    times = ticks.astype("datetime64[us]").tolist()
+    if (name := zone_of(dtype)) is None:
+        return list(times)
+    zone = time_zone(name)
+    return [time.replace(tzinfo=datetime.UTC).astimezone(zone) for time in times]
 
 
 def frame_of(schema: Schema, values: Mapping[str, np.ndarray]) -> Any:

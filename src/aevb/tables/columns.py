@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -260,8 +261,8 @@ def _count(n: int, what: str) -> str:
 def _positions(column: Column, cells: Cells) -> np.ndarray:
     codes = {level: i for i, level in enumerate(column.levels)}
     found = np.full(len(cells.values), np.nan)
-    known = np.flatnonzero(~cells.missing)
-    found[known] = [codes.get(value, UNKNOWN) for value in cells.values[known].tolist()]
+    known = cells.values[~cells.missing].tolist()
+    found[~cells.missing] = np.fromiter(map(codes.get, known, repeat(UNKNOWN)), float, len(known))
     return found
 
 
@@ -289,10 +290,9 @@ def warn_of_unit(column: Column, values: np.ndarray) -> None:
 
 
 def levels_at(column: Column, positions: np.ndarray) -> np.ndarray:
-    found = np.empty(len(positions), dtype=object)
-    for i, position in enumerate(positions.tolist()):
-        found[i] = None if position != position else column.levels[round(position)]
-    return found
+    levels = np.array([*column.levels, None], dtype=object)
+    missing = np.isnan(positions)
+    return levels[np.where(missing, -1, np.rint(positions)).astype(int)]
 
 
 def range_text(column: Column) -> str:

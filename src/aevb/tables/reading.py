@@ -17,6 +17,7 @@ import narwhals as nw
 import numpy as np
 
 EPOCH = datetime.date(1970, 1, 1)
+FIRST_DAY, LAST_DAY = np.datetime64("0001-01-01"), np.datetime64("9999-12-31")  # of Python's dates
 # Words that other programs write for a missing cell. Text cells are compared without case. Words
 # that are often levels of their own ("none", "null", "?") are not among them.
 MISSING_WORDS = ("", "na", "n/a", "#n/a", "<na>", "nan")
@@ -50,29 +51,21 @@ def cells_of_series(name: str, series: nw.Series[Any]) -> Cells:
         values = _floats(name, series, missing)
         return Cells(name, "number", shown, values, missing | np.isnan(values))
     if dtype == nw.Boolean:
-        values = np.array([bool(v) for v in series.fill_null(False).to_list()], dtype=float)
+        values = series.fill_null(False).to_numpy().astype(float)
         return Cells(name, "boolean", shown, values, missing)
     if dtype in (nw.Categorical, nw.Enum):
-        levels, ordered = _declared_levels(name, series)
-        return Cells(
-            name,
-            "category",
-            shown,
-            np.array(series.to_list(), dtype=object),
-            missing,
-            levels,
-            ordered,
-        )
+        values, levels, ordered = _declared_levels(name, series)
+        return Cells(name, "category", shown, values, missing, levels, ordered)
     if dtype == nw.String:
-        return Cells(name, "text", shown, _objects(series.to_list()), missing)
+        native = series.to_native()  # pyarrow makes one object of equal texts, and quickly
+        texts = native.to_numpy() if hasattr(native, "combine_chunks") else series.to_list()
+        return Cells(name, "text", shown, _objects(texts), missing)
     if (zone := getattr(getattr(series.to_native(), "dtype", None), "tz", None)) is not None:
         # narwhals does not know the names of all zones of pandas.
         shown = _zoned(name, zone, series.to_native().dtype.unit)
     if dtype in (nw.Date, nw.Datetime) or zone is not None:
-        if missing.all():
-            kind = "date" if dtype == nw.Date else "datetime"
-            return Cells(name, kind, shown, np.full(len(missing), np.nan), missing)
-        return _of_objects(name, _objects(series.to_list()), shown)
+        kind = "date" if dtype == nw.Date else "datetime"
+        return Cells(name, kind, shown, _days_of_series(name, series), missing)
     if dtype == nw.Object or dtype == nw.Unknown:
         return _of_objects(name, _objects(series.to_list()), shown)
     raise _refused(name, shown)
@@ -85,31 +78,32 @@ def _floats(name: str, series: nw.Series[Any], missing: np.ndarray) -> np.ndarra
     return np.where(missing, np.nan, values.astype(float))
 
 
-def _declared_levels(name: str, series: nw.Series[Any]) -> tuple[tuple[Any, ...], bool]:
+def _declared_levels(name: str, series: nw.Series[Any]) -> tuple[np.ndarray, tuple[Any, ...], bool]:
+    """The cells of a categorical type, its levels, and whether they are ordered."""
     native = series.to_native()
-    if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas
-        levels, ordered = native.cat.categories.tolist(), bool(native.cat.ordered)
-    elif hasattr(native, "combine_chunks"):  # pyarrow
+    if hasattr(native, "combine_chunks"):  # pyarrow
         whole = native.combine_chunks()
         levels, ordered = whole.dictionary.to_pylist(), bool(whole.type.ordered)
-    elif isinstance(series.dtype, nw.Enum):
-        levels, ordered = list(series.dtype.categories), True
+        values = _objects([*levels, None])[whole.indices.fill_null(0).to_numpy()]
     else:
-        levels, ordered = sorted({value for value in series.to_list() if value is not None}), False
+        values = _objects(series.to_list())
+        if hasattr(native, "cat") and hasattr(native.cat, "categories"):  # pandas
+            levels, ordered = native.cat.categories.tolist(), bool(native.cat.ordered)
+        elif isinstance(series.dtype, nw.Enum):
+            levels, ordered = list(series.dtype.categories), True
+        else:
+            levels, ordered = sorted({value for value in values if value is not None}), False
     for level in levels:
         if not isinstance(level, str | bool | int | float):
             raise ValueError(
                 f"Column {name!r} has the category {level!r} of type {type(level).__name__}; "
                 f"categories are text or numbers. Convert it: frame[{name!r}].astype(str)."
             )
-    return tuple(levels), ordered
+    return values, tuple(levels), ordered
 
 
-def _objects(values: list[Any]) -> np.ndarray:
-    found = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        found[i] = value
-    return found
+def _objects(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    return np.fromiter(values, object, len(values))
 
 
 def cells_of_array(name: str, column: np.ndarray) -> Cells:
@@ -121,21 +115,14 @@ def cells_of_array(name: str, column: np.ndarray) -> Cells:
         return Cells(name, "boolean", "Boolean", column.astype(float), np.zeros(len(column), bool))
     if kind == "U":
         return Cells(name, "text", "String", _objects(column.tolist()), np.zeros(len(column), bool))
-    if kind in "MO":
-        return _of_objects(
-            name,
-            _objects(column.tolist() if kind == "O" else column.astype("datetime64[us]").tolist()),
-            "Object" if kind == "O" else "Datetime",
-        )
+    if kind == "M":
+        days = _days_of_times(name, column)
+        missing = np.isnan(days)
+        type_, shown = ("number", "Float64") if missing.all() else ("datetime", "Datetime")
+        return Cells(name, type_, shown, days, missing)
+    if kind == "O":
+        return _of_objects(name, _objects(column.tolist()), "Object")
     raise _refused(name, column.dtype.name)
-
-
-def _is_missing(value: Any) -> bool:
-    return (
-        value is None
-        or (isinstance(value, numbers.Real | Decimal) and value != value)
-        or type(value).__name__ in ("NAType", "NaTType")
-    )
 
 
 TYPES: dict[str, Any] = {
@@ -147,18 +134,31 @@ TYPES: dict[str, Any] = {
 }
 
 
+def _type_of(kind: type) -> str | None:
+    """The type of Python objects of a class; None if no column has it."""
+    if kind.__name__ in ("NoneType", "NAType", "NaTType"):
+        return "missing"
+    return next((name for name, kinds in TYPES.items() if issubclass(kind, kinds)), None)
+
+
 def _of_objects(name: str, values: np.ndarray, shown: str) -> Cells:
     """A column of Python objects, which must all be of one type."""
-    missing = np.fromiter((_is_missing(value) for value in values), bool, len(values))
-    first: dict[str, tuple[int, Any]] = {}
-    for i in np.flatnonzero(~missing).tolist():
-        value = values[i]
-        kind = next((kind for kind, types in TYPES.items() if isinstance(value, types)), None)
-        if kind is None:
-            raise _refused(name, type(value).__name__, i)
-        first.setdefault(kind, (i, value))
+    classes = list(map(type, values.tolist()))
+    types = {kind: _type_of(kind) for kind in set(classes)}
+    each = np.fromiter(map(types.get, classes), object, len(classes))
+    if None in types.values():
+        row = each.tolist().index(None)
+        raise _refused(name, classes[row].__name__, row)
+    missing = each == "missing"
+    numeric = np.flatnonzero(each == "number")
+    missing[numeric] = [value != value for value in values[numeric].tolist()]
+    rows = {kind: np.flatnonzero((each == kind) & ~missing) for kind in TYPES}
+    first = {kind: (int(at[0]), values[at[0]]) for kind, at in rows.items() if len(at)}
     if len(first) > 1:
-        examples = ", ".join(f"{kind} ({value!r} in row {i})" for kind, (i, value) in first.items())
+        examples = ", ".join(
+            f"{kind} ({value!r} in row {i})"
+            for kind, (i, value) in sorted(first.items(), key=lambda item: item[1][0])
+        )
         raise ValueError(
             f"Column {name!r} mixes types: {examples}; rows count from 0. Make all its cells one "
             f"type: frame[{name!r}].astype(str) for categories, or numbers with missing cells."
@@ -168,9 +168,8 @@ def _of_objects(name: str, values: np.ndarray, shown: str) -> Cells:
         shown = _checked_zone(name, values, missing, shown)
     if kind == "text":
         return Cells(name, "text", "String", values, missing)
-    found = np.full(len(values), np.nan)
-    for i in np.flatnonzero(~missing).tolist():
-        found[i] = _days(values[i]) if kind in ("date", "datetime") else float(values[i])
+    found, number = np.full(len(values), np.nan), _days if kind in ("date", "datetime") else float
+    found[~missing] = [number(value) for value in values[~missing].tolist()]
     stated = {"date": "Date", "datetime": shown, "boolean": "Boolean", "number": "Float64"}[kind]
     return Cells(name, kind, stated, found, missing)
 
@@ -222,6 +221,42 @@ def time_zone(name: str) -> datetime.tzinfo:
     return datetime.timezone(size if offset[1] == "+" else -size)
 
 
+def _days_of_series(name: str, series: nw.Series[Any]) -> np.ndarray:
+    native = series.to_native()
+    if not hasattr(native, "iloc"):
+        times = native.to_numpy()
+        # pyarrow makes pandas' objects of nanoseconds, polars none.
+        pandas = hasattr(native, "combine_chunks") and times.dtype == "datetime64[ns]"
+        return _days_of_times(name, times, pandas=pandas)
+    if series.dtype == nw.Date:
+        return _days_of_times(name, series.to_arrow().to_numpy(zero_copy_only=False))
+    unit = getattr(native.dtype, "unit", None) or getattr(series.dtype, "time_unit", "us")
+    return _days_of_times(name, native.to_numpy(f"datetime64[{unit}]"), pandas=True)
+
+
+def _days_of_times(name: str, times: np.ndarray, *, pandas: bool = False) -> np.ndarray:
+    """Days since 1970-01-01 of datetime64 cells in UTC; NaN where a cell is missing.
+
+    They equal those of Python objects to the last bit (:func:`_days`): pandas divides float64
+    numbers of nanoseconds or microseconds, Python whole microseconds.
+    """
+    missing, days = np.isnat(times), times.astype("datetime64[D]")
+    outside = ~missing & ((days < FIRST_DAY) | (days > LAST_DAY))
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise ValueError(
+            f"Column {name!r} has the date {days[row]} in row {row}, outside the years 1 to 9999. "
+            f"Correct it, or make it missing."
+        )
+    fine = pandas and times.dtype == "datetime64[ns]"
+    ticks = times.astype(f"datetime64[{'ns' if fine else 'us'}]").astype(np.int64)
+    found = ticks / (864e11 if fine else 864e8)
+    if not pandas:  # float64 rounds far ticks before it divides
+        far = np.flatnonzero(np.abs(ticks) > 2**53)
+        found[far] = [tick / 86_400_000_000 for tick in ticks[far].tolist()]
+    return np.where(missing, np.nan, found)
+
+
 def _days(value: Any) -> float:
     """Days since 1970-01-01, with the time of day as a fraction."""
     if not isinstance(value, datetime.datetime):
@@ -263,9 +298,9 @@ def with_words(cells: Cells, words: Sequence[str], levels: Collection[Any] = ())
         return isinstance(value, str) and value.strip().lower() in lower and value not in levels
 
     values = cells.values.tolist()
-    times = Counter(values)
-    found = {value: count for value, count in times.items() if marks(value)}
-    if not found:
+    marking = {value for value in set(values) if marks(value)}
+    if not marking:
         return cells
-    marked = np.fromiter((value in found for value in values), bool, len(values))
+    marked = np.fromiter(map(marking.__contains__, values), bool, len(values))
+    found = Counter(cells.values[marked].tolist())
     return replace(cells, missing=cells.missing | marked, words=dict(cells.words) | found)
