@@ -130,9 +130,10 @@ def _described(opened: Opened, labels: np.ndarray, count: int) -> str:
     lines = [("column", *(f"cluster {k}" for k in range(count)))]
     sizes = [int((labels == k).sum()) for k in range(count)]
     lines.append(("rows", *map(str, sizes)))
+    cells = opened.schema.cells(opened.known)
     for column in opened.schema.used:
-        cells = opened.known.column(column.name).to_pylist()
-        lines.append((column.name, *(_summary(column, cells, labels == k) for k in range(count))))
+        values = cells[column.name]
+        lines.append((column.name, *(_summary(column, values[labels == k]) for k in range(count))))
     return _blocks(lines)
 
 
@@ -157,20 +158,19 @@ def _blocks(lines: list[tuple[str, ...]]) -> str:
     return "\n\n".join(blocks)
 
 
-def _summary(column: Column, cells: list[Any], rows: np.ndarray) -> str:
+def _summary(column: Column, values: np.ndarray) -> str:
     import numpy as np
 
-    here = [
-        cell for cell, kept in zip(cells, rows.tolist(), strict=True) if kept and is_known(cell)
-    ]
-    if not here:
+    here = values[~np.isnan(values)]
+    if not len(here):
         return "—"
     if column.listed:
-        level = max(column.levels, key=here.count)
-        return f"{text(level)} {round(100 * here.count(level) / len(here))} %"
+        times = np.bincount(here.astype(int))
+        level = column.levels[int(times.argmax())]
+        return f"{text(level)} {round(100 * int(times.max()) / len(here))} %"
     if column.kind == "date":
-        return str(np.array(here, dtype="datetime64[D]").astype(float).mean().astype("M8[D]"))
-    return f"{float(np.mean(here)):.4g}"
+        return str(np.floor(here).mean().astype("M8[D]"))
+    return f"{float(here.mean()):.4g}"
 
 
 def _comparable(opened: Opened) -> list[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.judged_rows import Judged, judged_rows
-from aevb.cli.table_files import is_known
 from aevb.cli.table_text import aligned, paragraph, short
 
 if TYPE_CHECKING:
@@ -66,36 +65,32 @@ def _hidden_cells(judged: Judged, seed: int) -> str:
 
     opened, frame = judged.opened, judged.rows
     draw = np.random.default_rng(seed)
-    missing = opened.schema.missing_cells(frame)
+    known = opened.schema.cells(frame)
+    missing = {name: np.isnan(values) for name, values in known.items()}
     rounds = min(max(math.ceil(ENOUGH / (HIDDEN * frame.num_rows)), 1), ROUNDS)
-    found: dict[str, list[tuple[list[Any], list[Any]]]] = {name: [] for name in missing}
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in missing}
     for k in range(rounds):
         hide = {name: ~gone & (draw.random(len(gone)) < HIDDEN) for name, gone in missing.items()}
-        filled = opened.table.impute(_without_cells(frame, hide), seed=seed + k)
+        filled = opened.schema.cells(
+            opened.table.impute(_without_cells(frame, hide), seed=seed + k)
+        )
         for name, rows in hide.items():
-            truth, guess = (one.column(name).filter(rows).to_pylist() for one in (frame, filled))
-            found[name].append((truth, guess))
+            found[name].append((known[name][rows], filled[name][rows]))
+    trained_on = opened.schema.cells(judged.trained_on)
     lines: list[tuple[str, ...]] = [
         ("column", "hidden", "error", "model", "column alone", "better by")
     ]
     for column in opened.schema.used:
-        truth, guess = (
-            [cell for part in parts for cell in part]
-            for parts in zip(*found[column.name], strict=True)
-        )
-        if not truth:
+        truth, guess = map(np.concatenate, zip(*found[column.name], strict=True))
+        if not len(truth):
             continue
-        typical = _typical(column, judged.trained_on, len(truth))
+        typical = _typical(column, trained_on[column.name])
         if column.listed:
-            ours, theirs = (
-                sum(a != b for a, b in zip(truth, other, strict=True)) / len(truth)
-                for other in (guess, typical)
-            )
+            ours, theirs = (float((truth != other).mean()) for other in (guess, typical))
             what, shown = "wrong level", [f"{100 * value:.1f} %" for value in (ours, theirs)]
         else:
-            numbers = _days(truth)
             ours, theirs = (
-                float(np.sqrt(np.mean((numbers - _days(other)) ** 2))) for other in (guess, typical)
+                float(np.sqrt(np.mean((truth - other) ** 2))) for other in (guess, typical)
             )
             unit = ", days" if column.kind == "date" else ""
             what, shown = f"RMSE{unit}", [short(value) for value in (ours, theirs)]
@@ -111,14 +106,14 @@ def _hidden_cells(judged: Judged, seed: int) -> str:
     return head + "\n\n" + "\n".join("  " + line for line in aligned(lines, right={1, 3, 4, 5}))
 
 
-def _typical(column: Column, frame: Any, count: int) -> list[Any]:
-    """The commonest level of a column, or its mean, ``count`` times."""
+def _typical(column: Column, values: np.ndarray) -> float:
+    """The position of a column's commonest level, or its mean."""
     import numpy as np
 
-    cells = [cell for cell in frame.column(column.name).to_pylist() if is_known(cell)]
+    known = values[~np.isnan(values)]
     if column.listed:
-        return [max(column.levels, key=cells.count)] * count
-    return [float(np.mean(_days(cells))) if cells else np.nan] * count
+        return float(np.bincount(known.astype(int), minlength=1).argmax())
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _without_cells(frame: Any, hide: Mapping[str, np.ndarray]) -> Any:
@@ -130,13 +125,3 @@ def _without_cells(frame: Any, hide: Mapping[str, np.ndarray]) -> Any:
         position, field = frame.column_names.index(name), frame.schema.field(name)
         frame = frame.set_column(position, field, pc.if_else(pa.array(gone), None, column))
     return frame
-
-
-def _days(cells: list[Any]) -> np.ndarray:
-    import datetime
-
-    import numpy as np
-
-    if cells and isinstance(cells[0], datetime.date):
-        return np.array(cells, dtype="datetime64[us]").astype(float) / 86_400_000_000
-    return np.array(cells, dtype=float)

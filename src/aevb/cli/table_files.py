@@ -80,8 +80,9 @@ class TableFile:
     def known_to(self, schema: Schema) -> Any:
         """The columns that the schema knows, with the types of the table that it was read from.
 
-        A category of words stays words if all its cells of this file look like numbers, and
-        numbers stay numbers if some cells of this file have leading zeros.
+        A category of words stays words if all its cells of this file look like numbers, numbers
+        stay numbers if some cells of this file have leading zeros, and amounts such as $1,234.50
+        stay words if this file has none.
         """
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -99,6 +100,8 @@ class TableFile:
                 cells = frame.column(position)
                 if pc.all(pc.match_substring_regex(cells, WHOLE)).as_py():
                     frame = frame.set_column(position, column.name, pc.cast(cells, pa.int64()))
+            if column.facts.amounts is not None and pa.types.is_null(kind):
+                words = True
             if words and not pa.types.is_string(kind):
                 cells = [cell.strip() for cell in self.written[column.name]]
                 missing = MISSING_TEXT if pa.types.is_null(kind) else MISSING

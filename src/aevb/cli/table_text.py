@@ -55,6 +55,9 @@ def schema_text(schema: Schema) -> str:
     if len(schema.used) > SHOWN:
         found.append(f"… {len(schema.used) - SHOWN} more columns")
     for column in used:
+        if column.facts.amounts is not None:
+            told = column.facts.amounts.described()
+            found.append(paragraph(f"{column.name}: {told}", " " * 4))
         if column.facts.words:
             found.append(paragraph(f"{column.name}: {words_text(column.facts)}", " " * 4))
     left = [column for column in schema.columns if not column.used]

@@ -22,6 +22,11 @@ _PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _LEADING_ZERO = r"^[+-]?0\d"
 _COMMA = r"^[+-]?\d+,\d+([eE][+-]?\d+)?$"
 _TEXT = (".csv", ".tsv", ".txt")
+UNIT = "[%$¢£¤¥฿\u20a0-\u20cf]"  # percent, and the signs of currencies
+_MINUS, _SPACE = "[+\u2212-]?", "[ \u00a0\u202f]?"
+_BEFORE, _AFTER = rf"^\(?{_MINUS}({UNIT}{_SPACE})?{_MINUS}", rf"({_SPACE}{UNIT})?\)?$"
+_AMOUNT = rf"{_BEFORE}[\d.,]*\d{_AFTER}"
+_ONE_COMMA = rf"{_BEFORE}([1-9]\d{{0,2}},\d{{3}}|\d+){_AFTER}"  # of thousands or decimals
 
 
 def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
@@ -32,11 +37,11 @@ def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
     of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or words; a
     cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is missing (null).
     ``null``, ``None`` and ``?`` are missing too, except in columns of words, where they may be
-    levels. Whole numbers are words if some have leading zeros (00123). Blanks around words are
-    removed. The metadata of a column of words count its cells that a word made missing: ``missing
-    words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named 1, 2, ….
-    ``missing`` are further texts that mark missing cells of a text table, as it writes them, except
-    in columns of words.
+    levels. Amounts such as ``$1,234.50`` and ``12 %`` stay words. Whole numbers are words if some
+    have leading zeros (00123). Blanks around words are removed. The metadata of a column of words
+    count its cells that a word made missing: ``missing words`` is JSON such as ``{"NA": 2}``.
+    Without a header the columns are named 1, 2, …. ``missing`` are further texts that mark missing
+    cells of a text table, as it writes them, except in columns of words.
 
     Raises ValueError that names the file, and the line where there is one.
     """
@@ -168,7 +173,9 @@ def _without_words(found: Any) -> Any:
         if not pa.types.is_string(kind):
             continue
         column = _null(found.column(j), MISSING)
-        if not pc.all(pc.match_substring_regex(column, _PLAIN)).as_py():
+        if not any(
+            pc.all(pc.match_substring_regex(column, form)).as_py() for form in (_PLAIN, _AMOUNT)
+        ):
             column = _null(found.column(j), MISSING_TEXT)
         gone = found.column(j).filter(pc.is_null(column))
         times = {one["values"]: one["counts"] for one in gone.value_counts().to_pylist()}
@@ -188,7 +195,8 @@ def _null(words: Any, missing: Sequence[str]) -> Any:
 def _numbers_with_commas(found: Any, layout: Layout, missing: Sequence[str]) -> Any:
     """Convert columns of decimal commas to numbers, if the cells are separated by semicolons.
 
-    A table with both 2,5 and 1.5 is refused, because one sign may separate thousands.
+    A table with both 2,5 and 1.5 is refused, because one sign may separate thousands. A column of
+    amounts such as € 1,234 is refused, because its comma may separate thousands or decimals.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -209,6 +217,14 @@ def _numbers_with_commas(found: Any, layout: Layout, missing: Sequence[str]) -> 
             commas.append(name)
             numbers = pc.cast(pc.replace_substring(column, ",", "."), pa.float64())
             found = found.set_column(j, name, numbers)
+        elif pc.all(pc.match_substring_regex(column, _ONE_COMMA)).as_py():
+            shown = column.filter(pc.match_substring(column, ","))
+            if len(shown):
+                raise ValueError(
+                    f"column {name!r} holds amounts such as {shown[0].as_py()!r}, whose comma may "
+                    f"separate thousands or decimals, because semicolons separate the cells. "
+                    f"Remove thousands separators, or write decimals as in 1234,50"
+                )
     if commas and points:
         raise ValueError(
             f"it has decimal commas (column {commas[0]!r}) and points (column {points[0]!r}). Use "

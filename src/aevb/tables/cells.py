@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +19,12 @@ from aevb.tables.schema import Schema
 def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
     """Values of a column as Python objects of a type.
 
-    Numbers are rounded if the type is an integer or all cells were whole.
+    Numbers are rounded if the type is an integer or all cells were whole. They are texts if the
+    column has amounts and its type is text.
     """
+    if (amounts := column.facts.amounts) is not None and dtype == "String":
+        low = 10.0**-amounts.decimals if column.kind == "positive" else -math.inf  # 0 has no log
+        return [amounts.text(max(number, low)) for number in values.tolist()]
     if column.listed:
         levels = values.tolist()
         if dtype == "Boolean":

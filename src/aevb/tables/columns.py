@@ -13,6 +13,7 @@ import numpy as np
 
 from aevb.data.markers import marker_warnings
 from aevb.runtime.checked_files import DataWarning
+from aevb.tables.amounts import Amounts
 from aevb.tables.kinds import (
     KINDS,
     LEFT_OUT,
@@ -127,6 +128,8 @@ def column_from(record: Mapping[str, Any]) -> Column:
     facts = dict(record["facts"])
     facts["levels"] = None if facts["levels"] is None else tuple(facts["levels"])
     facts["words"] = tuple(facts["words"])
+    if facts.get("amounts") is not None:
+        facts["amounts"] = Amounts(**facts["amounts"])
     fields = dict(record) | {"facts": Facts(**facts), "levels": tuple(record["levels"])}
     column = Column(**fields)
     if column.kind not in (*KINDS, LEFT_OUT) or (
@@ -147,6 +150,8 @@ def warn_of_markers(cells: Cells) -> None:
         f"frame[{cells.name!r}].replace({{marker}}, None)."
     )
     option = "leave its cells empty, or add --missing {marker}."
+    if cells.dtype == "String":  # amounts
+        fix = option = "make these cells missing."
     for warning in marker_warnings(cells.values[:, None], [cells.name], "", fix, option):
         warnings.warn(warning, stacklevel=4)
 
@@ -172,6 +177,7 @@ def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
         whole=False,
         spike=None if facts.spike is None else factor * facts.spike + offset,
         levels=None,
+        amounts=None,
         low=ends[0],
         high=ends[-1],
         mean=factor * (facts.mean or 0.0) + offset,

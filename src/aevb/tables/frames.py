@@ -15,6 +15,7 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
+from aevb.tables.amounts import Amounts, with_amounts
 from aevb.tables.reading import (
     MISSING_WORDS,
     WORDS_METADATA,
@@ -38,9 +39,16 @@ class Table:
         return iter(self.names)
 
     def cells(
-        self, name: str, words: Sequence[str] = MISSING_WORDS, levels: Collection[Any] = ()
+        self,
+        name: str,
+        words: Sequence[str] = MISSING_WORDS,
+        levels: Collection[Any] = (),
+        amounts: Amounts | None = None,
     ) -> Cells:
-        """Read one column. Text cells that equal a missing word, and no level, are missing."""
+        """Read one column. Text cells that equal a missing word, and no level, are missing.
+
+        With ``amounts``, texts are numbers in this form.
+        """
         position = self.names.index(name)
         if self.library in ("dict", "array"):
             found = cells_of_array(name, self.native[name])
@@ -49,7 +57,8 @@ class Table:
         if self.library == "pyarrow":
             metadata = self.native.schema.field(position).metadata or {}
             found = replace(found, words=json.loads(metadata.get(WORDS_METADATA, b"{}")))
-        return with_words(found, words, levels)
+        found = with_words(found, words, levels)
+        return found if amounts is None else with_amounts(found, amounts)
 
     def _series(self, position: int) -> nw.Series[Any]:
         if self.library == "pandas":
@@ -73,6 +82,8 @@ class Table:
         if self.library in ("dict", "array"):
             columns = {name: np.array(self.native[name], copy=True) for name in self.names}
             for name, (rows, values) in filled.items():
+                if columns[name].dtype.kind == "U":  # would cut longer texts
+                    columns[name] = columns[name].astype(object)
                 columns[name][rows] = values
             return new_frame("dict", columns)
         return _REPLACE[self.library](self, filled)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aevb.tables.amounts import Amounts, mixed_units
 from aevb.tables.reading import Cells
 
 KINDS = ("real", "positive", "count", "binary", "category", "ordered", "date")
@@ -63,6 +64,7 @@ class Facts:
     log_spread: float | None = None
     spike: float | None = None  # the most frequent number,
     spike_share: float = 0.0  # and its share of the known cells
+    amounts: Amounts | None = None  # the form of numbers that are written as text
 
     @property
     def constant(self) -> bool:
@@ -81,7 +83,7 @@ class Choice:
     reason: str
 
 
-def facts_of(cells: Cells) -> Facts:
+def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
     """Summarise a column. Raise ValueError for cells that are not finite."""
     known = cells.values[~cells.missing]
     rows, missing = len(cells.values), int(cells.missing.sum())
@@ -131,6 +133,7 @@ def facts_of(cells: Cells) -> Facts:
         missing,
         len(distinct),
         listed,
+        words=tuple(sorted(cells.words)),
         whole=bool((values == np.rint(values)).all()),
         low=float(values.min()),
         high=float(values.max()),
@@ -140,6 +143,7 @@ def facts_of(cells: Cells) -> Facts:
         log_spread=float(logs.std()) if positive else None,
         spike=float(distinct[times.argmax()]),
         spike_share=float(times.max() / len(values)),
+        amounts=amounts,
     )
 
 
@@ -160,7 +164,7 @@ def _ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
 
 def choose(cells: Cells, facts: Facts) -> Choice:
     """Choose the kind of a column by its type and its values."""
-    return _with_words(_chosen(cells, facts), facts)
+    return _with_remarks(_chosen(cells, facts), facts)
 
 
 def _chosen(cells: Cells, facts: Facts) -> Choice:
@@ -175,7 +179,9 @@ def _chosen(cells: Cells, facts: Facts) -> Choice:
     if facts.type == "boolean":
         return Choice("binary", "Bernoulli", "truth values")
     if facts.type in ("text", "category"):
-        return _choose_levels(cells, facts, known)
+        choice = _choose_levels(cells, facts, known)
+        mixed = mixed_units(cells.values[~cells.missing].tolist()) if facts.type == "text" else ""
+        return replace(choice, reason=f"{choice.reason}; {mixed}") if mixed else choice
     if facts.type in ("date", "datetime"):
         return Choice("date", "Normal", "dates, in days")
     choice = _choose_number(cells.values[~cells.missing].astype(float), facts, known)
@@ -242,11 +248,11 @@ def _remarks(facts: Facts) -> str:
     return found
 
 
-def _with_words(choice: Choice, facts: Facts) -> Choice:
-    """The same choice; its reason names the texts that were made missing."""
-    if not facts.words:
-        return choice
-    return replace(choice, reason=f"{choice.reason}; {words_text(facts)}")
+def _with_remarks(choice: Choice, facts: Facts) -> Choice:
+    """The same choice; its reason names the form of amounts, and texts that were made missing."""
+    amounts = [] if facts.amounts is None else [facts.amounts.described()]
+    words = [words_text(facts)] if facts.words else []
+    return replace(choice, reason="; ".join([*amounts, choice.reason, *words]))
 
 
 def words_text(facts: Facts) -> str:
@@ -420,7 +426,7 @@ def why_not(facts: Facts, kind: str) -> str | None:
 
 def asked(facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
     """The choice of a user."""
-    return _with_words(Choice(kind, likelihood or LIKELIHOODS[kind], "as asked"), facts)
+    return _with_remarks(Choice(kind, likelihood or LIKELIHOODS[kind], "as asked"), facts)
 
 
 def levels_text(levels: Sequence[Any], width: int = 40) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.tables.amounts import read_amounts
 from aevb.tables.columns import (
     COUNTS,
     UNKNOWN,
@@ -106,6 +107,9 @@ class Schema:
         the words that mark a missing cell of a text column, compared without case: by default
         empty cells, "NA", "N/A", "#N/A", "<NA>" and "NaN". The levels of a categorical type are
         never missing.
+
+        A text column of amounts in one unit ("$1,234.50", "12 %", "(1,200)") is read as numbers,
+        unless ``kinds`` makes it a category. Filled and drawn cells are texts in the same form.
         """
         table = read_table(frame)
         if not table.rows:
@@ -117,11 +121,13 @@ class Schema:
             if name in drop:
                 columns.append(dropped(name))
                 continue
+            wanted, amounts = (kinds or {}).get(name), None
             cells = table.cells(name, words)
-            facts = facts_of(cells)
+            if wanted not in ("binary", "category", "ordered"):  # whose levels are texts
+                cells, amounts = read_amounts(cells)
+            facts = facts_of(cells, amounts)
             warn_of_markers(cells)
             warn_of_words(cells)
-            wanted = (kinds or {}).get(name)
             choice = choose(cells, facts) if wanted is None else asked_choice(name, facts, wanted)
             columns.append(column_of(name, cells.dtype, facts, choice))
         if table.rows == 1:
@@ -391,7 +397,9 @@ class Schema:
             )
         found, told = {}, []
         for column in self.used:
-            cells = table.cells(column.name, self.missing_words, column.levels)
+            cells = table.cells(
+                column.name, self.missing_words, column.levels, column.facts.amounts
+            )
             values = found[column.name] = checked_cells(column, cells)
             if column.listed and (unknown := values == UNKNOWN).any():
                 if self.unknown_levels == "error":
