@@ -5,6 +5,7 @@ its columns.
 import csv
 import datetime
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -164,6 +165,126 @@ def test_codes_with_leading_zeros_are_levels(tmp_path):
     write_csv(tmp_path / "new.csv", [["020", "07"], ["021", "7"]], ["a", "b"])
     new = read_table_file(tmp_path / "new.csv").known_to(schema)
     assert new.to_pydict() == {"a": ["020", "021"], "b": [7, 7]}
+
+
+# Amounts ------------------------------------------------------------------------------------------
+
+
+def amounts(rows: int = ROWS) -> list[list[str]]:
+    """Rows of two kinds, with prices in dollars, percents and thousands; some are missing."""
+    draw = np.random.default_rng(0)
+    found = []
+    for i in range(rows):
+        old = i % 3 == 0
+        found.append(
+            [
+                "" if i % 13 == 4 else f"${draw.lognormal(6 + 2 * old, 0.4):,.2f}",
+                "?" if i % 17 == 3 else f"{draw.normal(10 - 20 * old, 2):.1f} %",
+                "NA" if i % 19 == 5 else f"{draw.normal(6e4 + 3e4 * old, 5e3):,.0f}",
+            ]
+        )
+    return found
+
+
+AMOUNTS = ["price", "rate", "people"]
+
+
+def test_amounts_are_numbers_and_come_back_in_their_form(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "t.csv", amounts(), AMOUNTS)
+    printed = aevb(
+        monkeypatch, capsys, "train", "t.csv", "--set", "components=2", "--set", "covariance=full"
+    )
+    assert "price: amounts such as '$" in printed
+    assert "%', in percent" in printed
+    assert "rate: missing where the text is '?'" in printed
+    assert "', ',' separates thousands" in printed
+    printed = aevb(monkeypatch, capsys, "impute", "t-run", "--out", "filled.csv")
+    assert "23 missing cells filled" in printed
+    header, rows = read_csv(tmp_path / "filled.csv")
+    assert header == AMOUNTS
+    for before, after in zip(amounts(), rows, strict=True):
+        for cell, found, form in zip(
+            before, after, (r"\$[\d,]+\.\d\d", r"-?\d+\.\d %", r"\d\d,\d{3}"), strict=True
+        ):
+            assert re.fullmatch(form, found)
+            assert cell in (found, "", "?", "NA")
+    schema = load_table(tmp_path / "t-run").schema
+    assert Schema.read(read_table_file(tmp_path / "filled.csv").frame)["price"].used
+    aevb(monkeypatch, capsys, "score", "t-run", "filled.csv", "--out", "scored.csv")
+    assert [row[:3] for row in read_csv(tmp_path / "scored.csv")[1]] == rows
+    aevb(monkeypatch, capsys, "sample", "t-run", "-n", "30", "--out", "drawn.csv")
+    assert all(row[0].startswith("$") for row in read_csv(tmp_path / "drawn.csv")[1])
+    cells = schema.cells(read_table_file(tmp_path / "drawn.csv").known_to(schema))
+    assert not any(np.isnan(values).any() for values in cells.values())
+
+
+def test_clusters_and_evaluation_read_amounts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [[*row, "$5" if i % 3 else "$1,000"] for i, row in enumerate(amounts())]
+    write_csv(tmp_path / "t.csv", rows, [*AMOUNTS, "fee"])
+    arguments = ["--set", "components=2", "--set", "covariance=diagonal"]
+    aevb(monkeypatch, capsys, "train", "t.csv", *arguments)
+    lines = aevb(monkeypatch, capsys, "cluster", "t-run").splitlines()
+    fees = next(line.split() for line in lines if line.split()[:1] == ["fee"])
+    assert sorted(fees[1::3]) == ["1000", "5"]
+    lines = aevb(monkeypatch, capsys, "evaluate", "t-run").splitlines()
+    assert not any("changed" in line for line in lines)
+    for name, error in (("price", "RMSE"), ("rate", "RMSE"), ("fee", "wrong")):
+        assert next(line.split()[2] for line in lines if line.split()[:1] == [name]) == error
+
+
+def test_new_files_of_amounts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "t.csv", amounts(), AMOUNTS)
+    arguments = ["--set", "components=2", "--set", "covariance=diagonal"]
+    aevb(monkeypatch, capsys, "train", "t.csv", *arguments)
+    # Prices without a known cell, and thousands without a separator.
+    write_csv(tmp_path / "new.csv", [["", "9.5 %", "61000"], ["", "-12 %", ""]], AMOUNTS)
+    for ending in ("csv", "parquet"):
+        aevb(monkeypatch, capsys, "impute", "t-run", "new.csv", "--out", f"filled.{ending}")
+    rows = read_csv(tmp_path / "filled.csv")[1]
+    assert [row[1] for row in rows] == ["9.5 %", "-12 %"]
+    prices = [row[0] for row in rows]
+    assert all(re.fullmatch(r"\$[\d,]+\.\d\d", price) for price in prices)
+    assert pq.read_table(tmp_path / "filled.parquet")["price"].to_pylist() == prices
+    write_csv(tmp_path / "euros.csv", [["€5.00", "9.5 %", "61,000"]], AMOUNTS)
+    assert "now holds '€5.00' in row 0" in refused(
+        monkeypatch, capsys, "score", "t-run", "euros.csv"
+    )
+
+
+def test_decimal_commas_of_amounts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    comma = str.maketrans(",.", ".,")
+    rows = [
+        [f"{price[1:]} €".translate(comma) if price else "", rate.rstrip(" %?").translate(comma)]
+        for price, rate, _ in amounts()
+    ]
+    write_csv(tmp_path / "t.csv", rows, AMOUNTS[:2], delimiter=";")
+    arguments = ["--set", "components=2", "--set", "covariance=diagonal"]
+    printed = aevb(monkeypatch, capsys, "train", "t.csv", *arguments)
+    assert "€', with a decimal comma" in printed
+    aevb(monkeypatch, capsys, "impute", "t-run", "--out", "filled.csv")
+    for before, after in zip(
+        rows, read_csv(tmp_path / "filled.csv", delimiter=";")[1], strict=True
+    ):
+        assert re.fullmatch(r"[\d.]+,\d\d €", after[0])
+        assert before[0] in (after[0], "")
+
+
+@pytest.mark.parametrize("cells", [["€ 1,234", "€ 5"], ["1,234 %", "12,345 %"], ["-£1,234", "£5"]])
+def test_a_comma_of_amounts_between_semicolons_is_ambiguous(tmp_path, cells):
+    rows = [[cell, str(i)] for i, cell in enumerate(cells * 10)]
+    path = write_csv(tmp_path / "t.csv", rows, ["a", "b"], delimiter=";")
+    with pytest.raises(ValueError, match=r"t.csv .* column 'a' .* comma may separate thousands or"):
+        read_table_file(path)
+    # Two groups, or decimals of another length, are not.
+    for one in ("€ 1,234,567", "€ 3,50"):
+        path = write_csv(
+            tmp_path / "t.csv", [["€ 1,234", "0"], [one, "1"]], ["a", "b"], delimiter=";"
+        )
+        assert read_table_file(path).frame["a"].to_pylist() == ["€ 1,234", one]
 
 
 # Training -----------------------------------------------------------------------------------------

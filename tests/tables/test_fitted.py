@@ -654,3 +654,22 @@ def test_cells_far_beyond_the_known_ones_are_warned_of():
         DataWarning, match=r"far beyond all known cells of 'b' \(1, up to [\d.e+]+\)"
     ):
         model.impute(far)
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_columns_without_a_type_are_filled(library):
+    rng = np.random.default_rng(0)
+    table = {
+        "height": rng.normal(size=40),
+        "colour": ["red", "blue", "green", "red"] * 10,
+        "visits": rng.poisson(4, 40),
+        "day": [datetime.date(2020, 1, 1 + i % 28) for i in range(40)],
+    }
+    schema = Schema.read(table)
+    fitted = schema.fit(schema.mixture(1), table, starts=1)
+    for name in table:
+        new = library({key: [None, None] if key == name else table[key][:2] for key in table})
+        filled = fitted.impute(new)
+        assert not any(mask.any() for mask in schema.missing_cells(filled).values()), name
+        if name == "colour":
+            assert list(map(str, filled[name])) == ["red", "red"]

@@ -104,8 +104,10 @@ def _minus(cell: re.Match[str]) -> str:
 
 def _all_parts(texts: Iterable[str]) -> dict[str, re.Match[str]]:
     """The parts of each text; empty if one is no amount, or if all are plain numbers."""
-    found = {}
+    found: dict[str, re.Match[str]] = {}
     for text in texts:
+        if text in found:
+            continue
         if (cell := _parts(text)) is None:
             return {}
         found[text] = cell
@@ -129,7 +131,8 @@ def amounts_of(name: str, texts: Iterable[str]) -> Amounts | None:
         raise ValueError(
             f"Column {name!r} holds amounts such as {points[0]!r}, whose point may separate "
             f"thousands or decimals. Convert them to numbers, or read the schema with "
-            f'kinds={{{name!r}: "category"}} or drop=[{name!r}].'
+            f'drop=[{name!r}] or kinds={{{name!r}: "category"}} (aevb train: --kind '
+            f"{name}=category)."
         )
     if not fits:
         return None
@@ -170,7 +173,7 @@ def read_amounts(cells: Cells) -> tuple[Cells, Amounts | None]:
     """A text column of different amounts as numbers, and their form; else the column, and None."""
     if cells.type != "text":
         return cells, None
-    amounts = amounts_of(cells.name, dict.fromkeys(cells.values[~cells.missing].tolist()))
+    amounts = amounts_of(cells.name, cells.values[~cells.missing].tolist())
     if amounts is None:
         return cells, None
     found = with_amounts(cells, amounts)

@@ -31,7 +31,9 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
             return [bool(level) for level in levels]
         if values.dtype.kind == "f" and not dtype.startswith("Float"):  # means of whole numbers
             return [round(level) for level in levels]
-        return [float(level) for level in levels] if dtype.startswith("Float") else levels
+        if dtype.startswith("Float") and not any(isinstance(one, str) for one in column.levels):
+            return [float(level) for level in levels]
+        return list(levels)
     if column.kind == "date":
         dtype = dtype if dtype.startswith("Date") else column.dtype
         return _dates(values, dtype)

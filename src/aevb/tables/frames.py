@@ -259,8 +259,10 @@ def _replace_polars(table: Table, filled: Mapping[str, tuple[np.ndarray, Sequenc
         kept[rows] = False
         for row, value in zip(rows.tolist(), values, strict=True):
             cells[row] = value
-        new = pl.Series(name, cells, dtype=column.dtype, strict=False)
-        found.append(column.zip_with(pl.Series(kept), new))
+        # A column without any known cell may have no type.
+        kind = None if column.dtype == pl.Null else column.dtype
+        new = pl.Series(name, cells, dtype=kind, strict=False)
+        found.append(column.cast(new.dtype).zip_with(pl.Series(kept), new))
     return table.native.with_columns(found)
 
 
@@ -278,6 +280,9 @@ def _replace_pyarrow(table: Table, filled: Mapping[str, tuple[np.ndarray, Sequen
         kept[rows] = False
         for row, value in zip(rows.tolist(), values, strict=True):
             cells[row] = value
+        if pa.types.is_null(field.type):  # a column without any known cell
+            field = field.with_type(pa.array(cells).type)
+            column = column.cast(field.type)
         new = pa.array(cells, field.type)
         frame = frame.set_column(
             position, field, new if listed else pc.if_else(pa.array(kept), column, new)
