@@ -129,6 +129,19 @@ def test_holes_of_a_constant_column_are_filled_with_the_constant(library, consta
     assert not np.asarray(deviation[["place", "name"]]).any()
 
 
+def test_holes_of_amounts_are_filled_in_their_form():
+    price = [f"${1000 * width:,.2f}" for width in FRAME["width"]]
+    almost = ["$10,000,000,000,000.01", "$10,000,000,000,000.02"] * 100  # equal up to rounding
+    frame = HOLES.assign(price=price, fee="$5", almost=almost)
+    frame.iloc[::9, -3:] = None
+    filled = LatentImputer(MixtureClusterer(2), random_state=0).fit_transform(frame)
+    assert filled["price"].str.fullmatch(r"\$\d,\d{3}\.\d\d|\$\d{3}\.\d\d").all()
+    known = frame["price"].notna()
+    assert (filled["price"][known] == frame["price"][known]).all()
+    assert (filled["fee"] == "$5").all()
+    assert set(filled["almost"]) == set(almost)
+
+
 def test_categories_with_one_level_in_use_are_filled():
     place = pd.Categorical(["north", None] * 100, categories=["north", "south"])
     frame = HOLES.assign(place=place)
