@@ -246,8 +246,7 @@ def read_schema(file: TableFile, options: TableOptions) -> Schema:
         if name in kinds:
             raise ValueError(f"Column {name!r} is named by --kind and by --without.")
     words = (*MISSING_WORDS, *words_of(options.missing))
-    schema = Schema.read(file.frame, kinds=kinds, missing=words)
-    return schema.without(*without) if without else schema
+    return Schema.read(file.frame, kinds=kinds, drop=without, missing=words)
 
 
 def _kinds(items: Sequence[str], names: Sequence[str]) -> dict[str, str]:
