@@ -9,6 +9,7 @@ from aevb.sklearn import (
     LatentImputer,
     MixtureClusterer,
     SemiSupervisedClassifier,
+    TableDensity,
     VariationalAutoencoder,
 )
 
@@ -19,6 +20,7 @@ ESTIMATORS = [
     MixtureClusterer(2, covariance_type="full"),
     MixtureClusterer(2, covariance_type="tied"),
     VariationalAutoencoder(max_iter=5),
+    TableDensity(),
     LatentImputer(),
     LatentImputer(FactorAnalysis(2)),
     LatentImputer(MixtureClusterer(2, covariance_type="full")),

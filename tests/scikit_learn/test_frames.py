@@ -20,9 +20,9 @@ from aevb.sklearn import (
     LatentImputer,
     MixtureClusterer,
     SemiSupervisedClassifier,
+    TableDensity,
     VariationalAutoencoder,
 )
-from aevb.sklearn.default_density import default_density
 
 
 def flowers(n=200, seed=0):
@@ -201,16 +201,22 @@ def test_codes_of_a_frame_predict_in_a_pipeline():
     assert (back["colour"].to_numpy() == FRAME["colour"].to_numpy()).mean() > 0.8
 
 
-@pytest.mark.parametrize(("rows", "clusters"), [(4, 1), (8, 1), (30, 3)])
-def test_the_default_mixture_has_few_clusters_for_few_rows(rows, clusters):
+@pytest.mark.parametrize(("rows", "parts"), [(4, 1), (30, 1), (70, 9)])
+def test_the_default_density_has_few_parts_for_few_rows(rows, parts):
     frame = HOLES[:rows]
     imputer = LatentImputer(random_state=0).fit(frame)
-    assert imputer.estimator_.n_clusters == clusters
+    assert imputer.estimator_.model_.graph.size("part") == parts
     assert not imputer.transform(frame).isna().to_numpy().any()
     detector = DensityOutlierDetector(random_state=0).fit(frame)
-    assert detector.estimator_.n_clusters == clusters
+    assert detector.estimator_.model_.graph.size("part") == parts
     assert set(detector.predict(frame)) == {-1, 1}
-    assert default_density(FRAME).n_clusters == 8
+
+
+def test_the_default_density_is_that_of_the_schema():
+    schema = Schema.read(HOLES)
+    expected = schema.fit_default(HOLES, seed=TableDensity(random_state=3)._seed())
+    found = TableDensity(random_state=3).fit(HOLES)
+    np.testing.assert_array_equal(found.score_samples(HOLES), expected.score(HOLES)["log_p"])
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])

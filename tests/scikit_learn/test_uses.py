@@ -82,7 +82,7 @@ def test_an_imputer_refuses_what_it_cannot_learn():
     X = holes(WINE)
     with pytest.raises(ValueError, match="Column 3 .* has no known cell"):
         LatentImputer().fit(np.where(np.arange(13) == 3, np.nan, X))
-    with pytest.raises(TypeError, match="estimator is a FactorAnalysis or a MixtureClusterer"):
+    with pytest.raises(TypeError, match="estimator is a TableDensity, a FactorAnalysis or a Mix"):
         LatentImputer(VariationalAutoencoder()).fit(X)
 
 
@@ -370,4 +370,4 @@ def test_array_dispatch_changes_nothing():
         text=True,
         check=False,
     )
-    assert done.stdout.endswith("14 checked\n"), done.stderr
+    assert done.stdout.endswith("15 checked\n"), done.stderr

@@ -115,7 +115,7 @@ def test_the_density_of_joined_fits_is_the_mean_of_their_densities(table):
     frame = with_holes(table())
     schema = Schema.read(frame)
     data = schema.encode(frame)
-    fits = [fitted(schema, data, k, seed=k) for k in (1, 2, 4)]
+    fits = [fitted(schema.specs, data, k, seed=k) for k in (1, 2, 4)]
     whole = joined(fits).log_evidence(**data).value
     parts = torch.stack([fit.log_evidence(**data).value for fit in fits])
     assert torch.allclose(whole, parts.logsumexp(0) - np.log(3), rtol=0, atol=1e-10)
@@ -141,7 +141,7 @@ def test_the_evidence_of_held_out_cells_is_a_difference_of_evidences():
     data = schema.encode(frame)
     kept = {name: value.copy() for name, value in data.items()}
     kept["x"][:, 1] = np.nan
-    model = fitted(schema, data, 1)
+    model = fitted(schema.specs, data, 1)
     x = data["x"]
     mean = model.posterior(method="exact", **kept).marginals.components["x"]
     m, v = (part[:, 0, 0, 1].detach().numpy() for part in (mean.mean, mean.variance))

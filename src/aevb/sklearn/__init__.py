@@ -11,6 +11,7 @@ its own.
 
 from aevb.sklearn.autoencoder import VariationalAutoencoder
 from aevb.sklearn.classifier import SemiSupervisedClassifier
+from aevb.sklearn.default_density import TableDensity
 from aevb.sklearn.factor_analysis import FactorAnalysis
 from aevb.sklearn.imputer import LatentImputer
 from aevb.sklearn.mixture import MixtureClusterer
@@ -22,5 +23,6 @@ __all__ = [
     "LatentImputer",
     "MixtureClusterer",
     "SemiSupervisedClassifier",
+    "TableDensity",
     "VariationalAutoencoder",
 ]

@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 
 from aevb.sklearn.columns import MixedColumns, is_mixed
-from aevb.sklearn.default_density import default_density
+from aevb.sklearn.default_density import TableDensity
 from aevb.sklearn.density import (
     ROWS,
     AllowsMissing,
@@ -34,9 +34,8 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
     its standard deviation, and :meth:`draw` gives several complete tables for multiple imputation.
 
     Parameters:
-        estimator: An unfitted :class:`FactorAnalysis` or :class:`MixtureClusterer`. None is
-            ``FactorAnalysis("bic")``, and ``MixtureClusterer(8, n_init=3)`` for a frame with other
-            columns than numbers, with fewer clusters if it has fewer than 80 rows.
+        estimator: An unfitted :class:`TableDensity`, :class:`FactorAnalysis` or
+            :class:`MixtureClusterer`. None is ``TableDensity()``.
         random_state: Decides the fit, if the estimator has no ``random_state`` of its own, and the
             draws: an int, a RandomState or None.
 
@@ -47,10 +46,12 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
     cell cannot be learned, and neither can some columns of a frame with other columns than numbers,
     such as identifiers: if such a column has missing cells, a ValueError names it.
 
-    >>> X = np.array([[1.0, 2.0], [2.0, 4.1], [3.0, 5.9], [4.0, np.nan]])
+    >>> height = np.linspace(1.5, 2.0, 50)
+    >>> X = np.column_stack([height, 25 * height**2])
+    >>> X[10, 1] = np.nan
     >>> filled, deviation = LatentImputer(random_state=0).fit(X).transform(X, return_std=True)
-    >>> filled[3].round(1).tolist(), bool(deviation[3, 1] < 0.5)
-    ([4.0, 7.9], True)
+    >>> round(filled[10, 1]), round(deviation[10, 1]), round(25 * height[10] ** 2)
+    (64, 2, 64)
     """
 
     def __init__(self, estimator: Any = None, *, random_state: Any = None) -> None:
@@ -67,10 +68,10 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
             )
         if not isinstance(self.estimator, ExactDensityEstimator | None):
             raise TypeError(
-                f"estimator is a FactorAnalysis or a MixtureClusterer, whose posteriors of missing "
-                f"cells are exact, got {self.estimator!r}."
+                f"estimator is a TableDensity, a FactorAnalysis or a MixtureClusterer, whose "
+                f"posteriors of missing cells are exact, got {self.estimator!r}."
             )
-        self.estimator_ = fit_inner(self.estimator or default_density(X), self.random_state, X)
+        self.estimator_ = fit_inner(self.estimator or TableDensity(), self.random_state, X)
         if isinstance(columns := self.estimator_.columns_, MixedColumns):
             columns.with_constants(X)  # refuses missing cells that cannot be filled
         return self

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import OutlierMixin  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
 
-from aevb.sklearn.default_density import default_density
+from aevb.sklearn.default_density import TableDensity
 from aevb.sklearn.density import (
     AllowsMissing,
     DensityEstimator,
@@ -33,8 +33,7 @@ class DensityOutlierDetector(OutlierMixin, AllowsMissing):
 
     Parameters:
         estimator: An unfitted estimator of this module with ``score_samples``. None is
-            ``FactorAnalysis("bic")``, and ``MixtureClusterer(8, n_init=3)`` for a frame with other
-            columns than numbers, with fewer clusters if it has fewer than 80 rows.
+            ``TableDensity()``.
         contamination: Share of outliers among the training rows, above 0 and at most 0.5.
         random_state: Decides the fit if the estimator has no ``random_state`` of its own: an int, a
             RandomState or None.
@@ -68,7 +67,7 @@ class DensityOutlierDetector(OutlierMixin, AllowsMissing):
             raise TypeError(
                 f"estimator is one of aevb.sklearn with score_samples, got {self.estimator!r}."
             )
-        self.estimator_ = fit_inner(self.estimator or default_density(X), self.random_state, X)
+        self.estimator_ = fit_inner(self.estimator or TableDensity(), self.random_state, X)
         data = self.estimator_.columns_.encode(X)
         self._simulate(data)
         self.offset_ = float(np.percentile(self._scores(data), 100 * self.contamination))

@@ -27,7 +27,7 @@ from aevb.declare.conditionals import Conditional
 from aevb.declare.families import OneHot
 from aevb.declare.graph import Entry
 from aevb.model import Model
-from aevb.tables.declarations import PART, mixture
+from aevb.tables.declarations import PART, Specs, mixture
 from aevb.tables.fitted import TableModel
 from aevb.tables.frames import read_table
 from aevb.tables.schema import Schema
@@ -121,7 +121,20 @@ def fit_default(
     for what, value in (("clusters", clusters), ("members", members)):
         if value is not None and (isinstance(value, bool) or value < 1):
             raise ValueError(f"{what} is a positive whole number, got {value!r}.")
-    data: Mapping[str, Any] = schema.encode(read_table(frame))
+    data = schema.encode(read_table(frame))
+    model = fit_density(schema.specs, data, clusters=clusters, members=members, seed=seed)
+    return TableModel(schema, model)
+
+
+def fit_density(
+    specs: Specs,
+    data: Mapping[str, Any],
+    *,
+    clusters: int | None = None,
+    members: int | None = None,
+    seed: int = 0,
+) -> Model:
+    """Fit the default density to encoded rows; see :func:`fit_default`."""
     n = len(next(iter(data.values())))
     if clusters is not None and clusters > n:
         raise ValueError(f"The table has {n} rows, fewer than the {clusters} clusters.")
@@ -129,21 +142,21 @@ def fit_default(
     if n > MOST_ROWS:
         some = np.sort(rng.choice(n, MOST_ROWS, replace=False))
         data = {name: value[some] for name, value in data.items()}
-    sizes = _chosen(schema, data, seed, rng) if clusters is None else [clusters]
+    sizes = _chosen(specs, data, seed, rng) if clusters is None else [clusters]
     if members is None:
         light = _work(data, max(sizes)) <= HEAVY or _covariance(data) == "diagonal"
         members = MEMBERS if light else 1
-    one = fitted(schema, data, 1)
+    one = fitted(specs, data, 1)
     fits = [
-        fitted(schema, data, k, seed=seed + j, start=one) if k > 1 else one
+        fitted(specs, data, k, seed=seed + j, start=one) if k > 1 else one
         for k in sizes
         for j in range(members if k > 1 else 1)
     ]
-    return TableModel(schema, joined(fits))
+    return joined(fits)
 
 
 def fitted(
-    schema: Schema,
+    specs: Specs,
     data: Mapping[str, Any],
     clusters: int,
     *,
@@ -156,7 +169,7 @@ def fitted(
     which saves many rounds.
     """
     covariance = _covariance(data)
-    model = mixture(schema._specs(), clusters, covariance=covariance, latent=PART).fresh(seed)
+    model = mixture(specs, clusters, covariance=covariance, latent=PART).fresh(seed)
     if start is not None:
         old = start.state_dict()
         model.load_state_dict({n: old[n].expand_as(v) for n, v in model.state_dict().items()})
@@ -221,7 +234,7 @@ def joined(fits: list[Model]) -> Model:
 
 
 def _chosen(
-    schema: Schema, data: Mapping[str, Any], seed: int, rng: np.random.Generator
+    specs: Specs, data: Mapping[str, Any], seed: int, rng: np.random.Generator
 ) -> list[int]:
     """Three neighbouring numbers of clusters: the first ones, or larger ones if they are better.
 
@@ -231,14 +244,14 @@ def _chosen(
     first = [k for k in FIRST if k <= most] or [1]
     full = _covariance(data) == "full"
     more = [k for k in MORE if k <= most and not (full and _work(data, k) > HEAVY)]
-    if not more or len(schema.used) == 1:
+    if not more or (len(data) == 1 and next(iter(data.values())).shape[1:] in ((), (1,))):
         return first
     kept = held_out(data, rng)
-    one = fitted(schema, kept, 1)
-    sizes, fits = first, [fitted(schema, kept, k, seed=seed, start=one) for k in first]
+    one = fitted(specs, kept, 1)
+    sizes, fits = first, [fitted(specs, kept, k, seed=seed, start=one) for k in first]
     best = predictive(joined(fits), data, kept)
     for k in more:
-        fits = [*fits[1:], fitted(schema, kept, k, seed=seed, start=one)]
+        fits = [*fits[1:], fitted(specs, kept, k, seed=seed, start=one)]
         score = predictive(joined(fits), data, kept)
         if score <= best:
             break

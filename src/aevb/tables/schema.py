@@ -458,7 +458,7 @@ class Schema:
         """
         from aevb.tables import declarations
 
-        return declarations.mixture(self._specs(), clusters, covariance=covariance)
+        return declarations.mixture(self.specs, clusters, covariance=covariance)
 
     def factors(self, factors: int) -> Model:
         """Declare factor analysis: columns are linear in ``factors`` Gaussian factors, plus noise.
@@ -469,21 +469,22 @@ class Schema:
         """
         from aevb.tables import declarations
 
-        return declarations.factors(self._specs(), factors)
+        return declarations.factors(self.specs, factors)
 
     def vae(self, codes: int, *, hidden: Sequence[int] = (64, 64)) -> Model:
         """Declare a variational auto-encoder with ``codes`` Gaussian codes."""
         from aevb.tables import declarations
 
-        return declarations.vae(self._specs(), codes, hidden=tuple(hidden))
+        return declarations.vae(self.specs, codes, hidden=tuple(hidden))
 
     def gmvae(self, clusters: int, codes: int, *, hidden: Sequence[int] = (64, 64)) -> Model:
         """Declare a VAE whose prior of the codes is a mixture of ``clusters`` Gaussians."""
         from aevb.tables import declarations
 
-        return declarations.gmvae(self._specs(), clusters, codes, hidden=tuple(hidden))
+        return declarations.gmvae(self.specs, clusters, codes, hidden=tuple(hidden))
 
-    def _specs(self) -> dict[str, tuple[str, int]]:
+    @property
+    def specs(self) -> dict[str, tuple[str, int]]:
         """The family and the size of every observed variable."""
         found = {}
         for variable, columns in self.variables.items():
