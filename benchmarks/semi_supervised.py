@@ -26,6 +26,7 @@ from sklearn.svm import SVC
 from aevb.sklearn import SemiSupervisedClassifier
 
 OURS = "ours"
+SEEDS = range(100, 200)  # the defaults of the classifier were chosen with smaller seeds
 
 
 def contenders(seed: int) -> dict:
@@ -70,7 +71,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     found: dict[str, list[tuple[float, float, float]]] = {}
-    for seed in range(arguments.seeds):
+    for seed in SEEDS[: arguments.seeds]:
         rows, classes, labels, held_out, theirs = split(seed)
         hidden = labels < 0
         for name, classifier in contenders(seed).items():
