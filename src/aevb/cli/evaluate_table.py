@@ -52,6 +52,14 @@ def evaluate_table(
             f"({how}; ± is the standard error between rows), a density of the table's own columns."
         )
     )
+    if which == "the training rows":
+        print(
+            "\n"
+            + paragraph(
+                "The model was fitted to these rows, so log p and the errors below look better "
+                "than they are for new rows. Train with --hold-out 0.2 to judge the model."
+            )
+        )
     print("\n" + _hidden_cells(found, seed))
 
 
