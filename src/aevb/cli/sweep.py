@@ -23,6 +23,7 @@ from aevb.cli.options import (
     Validation,
     Without,
     check_evidence,
+    check_resume,
     device_of,
     given_settings,
     in_its_words,
@@ -191,6 +192,13 @@ def sweep(
         int | None, typer.Option("--evidence-samples", help="Samples of that estimate.")
     ] = None,
     device: Device = "auto",
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Refuse to begin a new sweep. One that is in --out goes on without this, too.",
+        ),
+    ] = False,
     **settings: Any,
 ) -> None:
     """Train a model with every combination of arguments, and rank the runs by held-out log p(x).
@@ -214,6 +222,8 @@ def sweep(
     from aevb.training.settings import Settings
 
     check_evidence(evidence)
+    if resume:
+        check_resume(out, [out])
     given = given_settings(settings)
     if "seed" in given:
         raise ValueError("A sweep trains with the seeds 0, 1, …. Use --seeds instead of --seed.")
