@@ -3,6 +3,7 @@
     python benchmarks/imputation.py run results.jsonl            # all tables, rates and seeds
     python benchmarks/imputation.py run results.jsonl --only wine --methods mean,knn --seeds 3
     python benchmarks/imputation.py show results.jsonl
+    python benchmarks/imputation.py markdown results.jsonl       # the table of docs/tables.md
 
 Cells of complete public tables are removed at random, filled, and compared with the truth. ``run``
 appends one line per (table, rate, seed, method) and skips lines that the file already has.
@@ -418,9 +419,36 @@ def show(path: Path) -> None:
     )
 
 
+def markdown(path: Path) -> None:
+    """Print the errors relative to the column mean or mode as a table, for the documents.
+
+    The last line has the paired difference of ours, with its standard error over seeds of the mean
+    over tables and rates. Seeds that a method lacks are left out of its difference.
+    """
+    frame = pd.DataFrame(lines(path))
+    table = frame.pivot_table(index=["table", "rate"], columns="method", values="relative")
+    seeds = frame.groupby("method")["seed"].nunique()
+    names = [name for name in METHODS if name in table and name not in ("mean", "ours")]
+    print(f"| table, cells removed | {' | '.join(['ours', *names])} |")
+    print("|---|" + "---:|" * (1 + len(names)))
+    for (name, rate), line in table.iterrows():
+        best = min(line[["ours", *names]])
+        cells = [f"**{v:.3f}**" if v == best else f"{v:.3f}" for v in line[["ours", *names]]]
+        print(f"| {name}, {rate:.0%} | {' | '.join(cells)} |")
+    print(f"| mean | {' | '.join(f'{table[name].mean():.3f}' for name in ['ours', *names])} |")
+    wide = frame.pivot_table(index=["table", "rate", "seed"], columns="method", values="relative")
+    told = []
+    for name in names:
+        gap = (wide["ours"] - wide[name]).dropna().unstack("seed").dropna(axis=1).mean()
+        error = gap.std() / len(gap) ** 0.5
+        told.append(f"{gap.mean():+.3f} ± {error:.3f}")
+    print(f"| ours − it | | {' | '.join(told)} |")
+    print(f"| seeds | {' | '.join(str(seeds[name]) for name in ['ours', *names])} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("run", "show"))
+    parser.add_argument("what", choices=("run", "show", "markdown"))
     parser.add_argument("results", type=Path)
     parser.add_argument("--only", type=lambda text: text.split(","), default=[])
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS))
@@ -428,8 +456,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "run":
         run(asked.results, asked.only, asked.methods, SEEDS[: asked.seeds])
-    else:
+    elif asked.what == "show":
         show(asked.results)
+    else:
+        markdown(asked.results)
 
 
 if __name__ == "__main__":
