@@ -154,8 +154,9 @@ def _unique(names: list[str]) -> tuple[str, ...]:
     )
     if repeated:
         raise ValueError(
-            f"{len(repeated)} column name{'s' * (len(repeated) > 1)} occur more than once: "
-            f"{', '.join(map(repr, repeated[:5]))}. Rename them, so that each name has one column."
+            f"{len(repeated)} column name{'s occur' if len(repeated) > 1 else ' occurs'} more than "
+            f"once: {', '.join(map(repr, repeated[:5]))}. Rename them, so that each name has one "
+            f"column."
         )
     return tuple(names)
 
