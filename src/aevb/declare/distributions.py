@@ -270,10 +270,15 @@ class NegativeBinomial(td.NegativeBinomial):
 
 
 def log_binomial(r: Tensor, value: Tensor) -> Tensor:
-    """log Γ(r + value) − log Γ(r) − log Γ(value + 1), by Stirling's series if a term is large.
+    """log Γ(r + value) − log Γ(r) − log Γ(value + 1).
 
-    A difference of large logarithms would lose digits, in float32 all of them.
+    A difference of large logarithms would lose digits, in float32 all of them. In float32, it is
+    therefore taken in float64, and in float64 by Stirling's series if a term is large.
     """
+    if r.dtype == torch.float32:
+        wide, count = r.double(), value.double()
+        found = torch.lgamma(wide + count) - torch.lgamma(wide) - torch.lgamma(count + 1)
+        return found.to(r.dtype)
     large = torch.maximum(r, value + 1) > 100
     a = torch.where(large, torch.maximum(r, value + 1), 100.0)
     b = torch.where(large, torch.minimum(r, value + 1), 1.0)
