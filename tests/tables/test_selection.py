@@ -9,7 +9,7 @@ import pytest
 from small_tables import mixed
 
 from aevb.comparison.criteria import free_parameters
-from aevb.tables import Schema
+from aevb.tables import Schema, load_table
 from aevb.tables.columns import KINDS
 from aevb.tables.selection import compare, compared_rows, parameters
 
@@ -110,3 +110,33 @@ def test_large_tables_are_compared_by_random_rows():
     used = len(schema.used)
     assert compared_rows(schema, 100) == 100
     assert compared_rows(schema, 10**6) == max(1000, 40_000 // used)
+
+
+def two_groups(rows: int, seed: int = 0) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    which = draw.integers(0, 2, rows)
+    values = draw.normal(size=(rows, 3)) @ draw.normal(size=(3, 3)) + 3 * which[:, None]
+    return pd.DataFrame(values, columns=["a", "b", "c"])
+
+
+def test_held_out_rows_choose_no_weights(tmp_path):
+    """The weights of a run are those of its best validation: EM is validated at its end alone."""
+    train, held_out = two_groups(60), two_groups(30, seed=1)
+    schema = Schema.read(train)
+    run = tmp_path / "run"
+    fitted = schema.fit(schema.mixture(4), train, validation=held_out, out=run, seed=0)
+    assert fitted.run.best.step == fitted.run.step
+    again = load_table(run).score(held_out)["log_p"]
+    np.testing.assert_array_equal(again, fitted.score(held_out)["log_p"])
+    assert fitted.run.best.value == pytest.approx(
+        (again - schema.log_jacobian(held_out)).mean(), abs=1e-9
+    )
+
+
+def test_the_chosen_mixture_is_the_one_that_was_compared():
+    frame = two_groups(150)
+    schema = Schema.read(frame)
+    best = compare(schema, frame, "mixture", {})[0]
+    fitted = schema.fit_clusters(frame)
+    assert fitted.score(frame)["log_p"].mean() == pytest.approx(best.log_p, abs=1e-9)
+    assert fitted.model.graph.size("cluster") == best.arguments["components"]

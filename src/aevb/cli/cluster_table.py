@@ -85,6 +85,7 @@ def _with_clusters(opened: Opened, seed: int) -> Opened:
 def _mixture(opened: Opened, seed: int) -> TableModel:
     """Read the mixture in the run's folder, or choose one by BIC and fit it to the run's table."""
     from aevb.tables.fitted import load_table
+    from aevb.tables.selection import STARTS
     from aevb.training.checkpoint import folders
 
     place, schema = opened.run / CLUSTERS, opened.schema
@@ -94,6 +95,7 @@ def _mixture(opened: Opened, seed: int) -> TableModel:
         schema.fit(
             model,
             train,
+            starts=STARTS,
             out=place,
             resume=place.exists(),
             recipe=opened.recipe,

@@ -104,6 +104,7 @@ def train_table(
 ) -> None:
     """Train a model of a table and write the run."""
     from aevb.evidence.exact import why_not_exact
+    from aevb.tables.selection import STARTS
     from aevb.training.run_folder import refuse_taken
 
     path = Path(table)
@@ -146,6 +147,7 @@ def train_table(
             validation=check,
             out=out,
             resume=resume,
+            starts=STARTS if name == "mixture" and None in arguments.values() else None,
             hide=HIDE if networks else 0.0,
             progress=networks or train.num_rows * len(schema.used) > LARGE,
             tensorboard=tensorboard,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,10 @@ from aevb.training.settings import Settings
 Data = Mapping[str, Any]  # of arrays, by variable
 STARTS, FEW_STARTS = 10, 3  # of a mixture, for small tables and for large ones
 SMALL = 3_000_000  # operations of an iteration on a small table
-# A start is compared with the others after this many iterations, or when they gain less.
-TRIAL_STEPS, TRIAL_TOL = 100, 1e-3
+# A start is compared with the others after this many iterations, or when they gain less. On a small
+# table, the best ones are compared again when they have converged.
+TRIAL_STEPS, TRIAL_TOL, FINALISTS = 100, 1e-3, 3
+NEVER = 10**9  # steps
 # The smallest variance of a column within a cluster, as a share of the column's variance. A cluster
 # of equal cells would otherwise have an unbounded density.
 LEAST = 1e-4
@@ -85,6 +87,10 @@ def fit_data(
         settings["seed"] = Settings.from_toml(out / "config.toml").seed
     if fresh and finite and closed and not begun:
         settings["seed"] = _best_seed(model, data, starts, settings)
+    if not settings.get("patience"):
+        # The weights of a run are those of its best validation. Exact methods converge, so that
+        # they are validated once, at the end; held-out rows choose no weights.
+        settings = {"validate_every": NEVER, "checkpoint_every": 1} | settings
     start = "data" if fresh else "keep"
     run = fit(model, data, schedule=em(start=start, least=LEAST) if closed else mle(), **settings)
     _warn_of_collapse(schema, model, data)
@@ -109,26 +115,28 @@ def _best_seed(model: Model, data: Data, starts: int | None, settings: Mapping[s
 
     Solutions with a collapsed cluster come last.
     """
-    first = int(settings.get("seed", 0))
-    count = starts or (STARTS if _operations(model, data) <= SMALL else FEW_STARTS)
+    first, small = int(settings.get("seed", 0)), _operations(model, data) <= SMALL
+    count = starts or (STARTS if small else FEW_STARTS)
     clusters = math.prod(model.graph.size(name) for name in model.graph.latents)
     if count == 1 or clusters == 1:
         return first
     names = {field.name for field in fields(Settings)} - {"patience", "epochs"}
     own = {key: value for key, value in settings.items() if key in names}
-    own["steps"] = min(TRIAL_STEPS, int(settings.get("steps") or TRIAL_STEPS))
+
+    def ranked(seeds: Iterable[int], **choices: Any) -> list[int]:
+        found = []
+        for seed in seeds:
+            run = fit(model.fresh(seed), data, progress=False, **(own | choices | {"seed": seed}))
+            sound = not collapsed(run.model, data)
+            found.append((sound, float(run.history["evidence"][-1]), -seed))
+        return [-key[2] for key in sorted(found, reverse=True)]
+
+    steps = min(TRIAL_STEPS, int(settings.get("steps") or TRIAL_STEPS))
     trial = em(start="data", least=LEAST, tol=TRIAL_TOL)
-    found = []
-    for seed in range(first, first + count):
-        run = fit(
-            model.fresh(seed),
-            data,
-            progress=False,
-            **(own | {"seed": seed, "schedule": trial}),
-        )
-        sound = not collapsed(run.model, data)
-        found.append((sound, float(run.history["evidence"][-1]), -seed))
-    return -max(found)[2]
+    best = ranked(range(first, first + count), steps=steps, schedule=trial)
+    if not small:
+        return best[0]
+    return ranked(best[:FINALISTS], schedule=em(start="data", least=LEAST))[0]
 
 
 def _operations(model: Model, data: Data) -> int:

@@ -94,7 +94,8 @@ def fit_clusters(
     """
     best = compare(schema, frame, "mixture", {}, seed=seed, tell=tell)[0]
     model = declare(schema, best.model, best.arguments)
-    return fit_table(schema, model, frame, seed=seed, **settings)
+    # The starts that were compared: if they read all rows, the fit is the one that was chosen.
+    return fit_table(schema, model, frame, seed=seed, **({"starts": STARTS} | settings))
 
 
 def compare(
