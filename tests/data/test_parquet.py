@@ -9,7 +9,7 @@ import torch
 from pyarrow import parquet
 
 from aevb import Model, Normal, OneHot, fit
-from aevb.data import lazy_rows, standardise
+from aevb.data import lazy_rows, read_frame, standardise
 from aevb.data import parquet as rows_of_parquet
 from aevb.data.datasets import load
 from aevb.data.files import read_file
@@ -224,3 +224,21 @@ def test_files_that_differ_change_or_hold_words_are_refused(folder, small):
         parquet.write_table(words, file)
     with pytest.raises(ValueError, match=re.escape("the column 'x0' holds words (a, b)")):
         read_file(path, model_of().graph)
+
+
+def test_files_of_a_small_folder_have_the_same_columns(tmp_path):
+    first, other = pa.table({"a": [1.0], "b": ["u"]}), pa.table({"a": [2.0], "c": ["v"]})
+    parquet.write_table(first, tmp_path / "1.parquet")
+    parquet.write_table(other, tmp_path / "2.parquet")
+    with pytest.raises(ValueError, match=r"2\.parquet has other columns .* 'c' is string, not"):
+        read_frame(tmp_path)
+
+
+def test_files_with_hidden_names_are_not_read(tmp_path):
+    parquet.write_table(pa.table({"a": [1.0, 2.0]}), tmp_path / "1.parquet")
+    for name in (".hidden.parquet", "_metadata.parquet", "_temporary/0.parquet", ".git/0.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        parquet.write_table(pa.table({"other": ["u"]}), tmp_path / name)
+    assert read_frame(tmp_path).to_pydict() == {"a": [1.0, 2.0]}
+    (tmp_path / "1.parquet").unlink()
+    assert not rows_of_parquet.is_parquet(tmp_path)

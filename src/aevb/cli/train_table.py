@@ -61,6 +61,7 @@ def names_table(text: str) -> bool:
 
     Raise ValueError for a file of another type.
     """
+    from aevb.data.parquet import is_parquet
     from aevb.data.tables import TABLES
     from aevb.zoo import zoo
 
@@ -69,7 +70,7 @@ def names_table(text: str) -> bool:
         return False
     if path.is_dir():
         known = (path / "model.json").is_file() or is_run(text)
-        if not known and not any(path.rglob("*.parquet")):
+        if not known and not is_parquet(path):
             raise ValueError(
                 f"The folder {text} holds no run, no saved model and no Parquet files."
             )

@@ -7,10 +7,13 @@ over the data decodes every group once.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +27,41 @@ from aevb.data.text_tables import FEW, WordsError, distinct
 def is_parquet(path: Path) -> bool:
     """Return whether this is a Parquet file, or a folder with at least one."""
     if path.is_dir():
-        return next(path.rglob("*.parquet"), None) is not None
+        return next(_files(path), None) is not None
     return path.suffix == ".parquet" and path.is_file()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """The Parquet files of a folder, except those whose path in it has a name such as .x or _x."""
+    for file in folder.rglob("*.parquet"):
+        if not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts):
+            yield file
 
 
 def open_dataset(path: Path) -> Any:
     """Open a Parquet file, or all Parquet files of a folder, as a ``pyarrow.dataset.Dataset``.
 
-    The files of a folder follow one another in the order of their names.
+    The files of a folder follow one another in the order of their names, and must have the same
+    columns and types. Files and folders whose names begin with "." or "_" are not read.
     """
     import pyarrow as pa  # type: ignore[import-untyped]
     from pyarrow import dataset
 
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    files = sorted(_files(path)) if path.is_dir() else [path]
     if not files:
         raise ValueError("there is no file .parquet in it")
     try:
-        return dataset.dataset([str(file) for file in files], format="parquet")
+        found = dataset.dataset([str(file) for file in files], format="parquet")
+        for fragment in found.get_fragments():
+            if not fragment.physical_schema.equals(found.schema):
+                raise ValueError(
+                    f"{fragment.path} has other columns than the first file: "
+                    f"{_difference(fragment.physical_schema, found.schema)}. Write all files of "
+                    f"the folder with the same columns and types"
+                )
     except pa.ArrowException as error:
         raise ValueError(_first_line(error)) from None
+    return found
 
 
 def read_schema(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -94,12 +113,6 @@ class RowGroups:
         self.bytes, sizes = 0, []
         try:
             for fragment in files.get_fragments():
-                if not fragment.physical_schema.equals(self.schema):
-                    raise ValueError(
-                        f"{fragment.path} has other columns than the first file: "
-                        f"{_difference(fragment.physical_schema, self.schema)}. Write all files of "
-                        f"the folder with the same columns and types"
-                    )
                 self.stats[fragment.path] = _stat(fragment.path)
                 for group in fragment.row_groups:
                     if group.num_rows:
@@ -112,23 +125,43 @@ class RowGroups:
             raise ValueError("it has no rows")
         self.sizes = tuple(sizes)
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
-        self.cache: OrderedDict[tuple[int, ParquetRows], np.ndarray] = OrderedDict()
+        self.path = path
+        self.cache: OrderedDict[tuple[int, GroupedRows], np.ndarray] = OrderedDict()
         self.lock = threading.Lock()  # rows of coming steps are read in a thread
 
     @property
     def n(self) -> int:
         return int(self.starts[-1])
 
-    def decoded(self, group: int, rows: ParquetRows) -> np.ndarray:
+    def is_large(self, columns: int) -> bool:
+        """Return whether the files, or so many columns of numbers of them, are read lazily."""
+        return max(self.bytes, self.n * 8 * columns) > LARGE
+
+    def digest(self) -> str:
+        """Hash the names, the sizes and the footers of the files, without reading their rows.
+
+        A footer holds the statistics of the row groups.
+        """
+        digest = hashlib.sha256()
+        for name, (size, _) in self.stats.items():
+            relative = Path(os.path.relpath(name, self.path)).as_posix()
+            with open(name, "rb") as file:
+                file.seek(-8, os.SEEK_END)  # the length of the footer, then "PAR1"
+                length = int.from_bytes(file.read(4), "little")
+                file.seek(-8 - length, os.SEEK_END)
+                digest.update(f"{relative} {size} {length}\n".encode())
+                digest.update(file.read(length))
+        return digest.hexdigest()
+
+    def decoded(self, group: int, rows: GroupedRows) -> np.ndarray:
         """Return the values of a group, from the cache if they are there."""
         with self.lock:
             found = self.cache.get((group, rows))
             if found is None:
-                room = LARGE - self.sizes[group] * rows.row_bytes
+                room = LARGE - rows.sizes[group] * rows.row_bytes
                 while self.cache and sum(value.nbytes for value in self.cache.values()) > room:
                     self.cache.popitem(last=False)
-                found = rows.decode(self.read(group, rows.columns), int(self.starts[group]))
-                self.cache[group, rows] = found
+                found = self.cache[group, rows] = rows.decoded(group)
             self.cache.move_to_end((group, rows))
             return found
 
@@ -148,7 +181,47 @@ class RowGroups:
             raise ValueError(f"{fragment.path} cannot be read: {_first_line(error)}") from None
 
 
-class ParquetRows(LazyRows):
+class GroupedRows(LazyRows):
+    """Rows [N, C], or [N] if ``flat``, that are decoded by groups of ``sizes`` rows."""
+
+    groups: RowGroups
+    dtype: np.dtype[Any]
+    length: int
+    flat: bool
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """The number of rows of each group."""
+
+    @abstractmethod
+    def decoded(self, group: int) -> np.ndarray:
+        """Read and decode the rows of a group, [rows, C]."""
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.length * self.dtype.itemsize
+
+    def read(self, index: np.ndarray) -> np.ndarray:
+        found = np.empty((len(index), self.length), self.dtype)
+        group = np.searchsorted(self.starts, index, side="right") - 1
+        order = np.argsort(group, kind="stable")
+        numbers, first = np.unique(group[order], return_index=True)
+        for number, places in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
+            start = int(self.starts[number])
+            found[places] = self.groups.decoded(number, self)[index[places] - start]
+        return found[:, 0] if self.flat else found
+
+    def windows(self) -> Windows:
+        # A batch may lie across two windows, so the cache has room for both.
+        return Windows(self.sizes, max(1, LARGE // 2 // max(1, self.row_bytes)))
+
+
+class ParquetRows(GroupedRows):
     """Columns of numbers [N, C], or one column of lists of equal length, of :class:`RowGroups`.
 
     ``missing`` are numbers that mark missing cells. ``values[:, [0, 2]]`` selects columns and
@@ -177,8 +250,8 @@ class ParquetRows(LazyRows):
         self.shape = (groups.n,) if flat else (groups.n, self.length)
 
     @property
-    def row_bytes(self) -> int:
-        return self.length * self.dtype.itemsize
+    def sizes(self) -> tuple[int, ...]:
+        return self.groups.sizes
 
     def __getitem__(self, rows: Any) -> Any:
         if isinstance(rows, tuple):
@@ -188,15 +261,8 @@ class ParquetRows(LazyRows):
             return ParquetRows(self.groups, chosen, self.missing, flat=flat)
         return super().__getitem__(rows)
 
-    def read(self, index: np.ndarray) -> np.ndarray:
-        found = np.empty((len(index), self.length), self.dtype)
-        group = np.searchsorted(self.groups.starts, index, side="right") - 1
-        order = np.argsort(group, kind="stable")
-        numbers, first = np.unique(group[order], return_index=True)
-        for number, places in zip(numbers.tolist(), np.split(order, first[1:]), strict=True):
-            start = int(self.groups.starts[number])
-            found[places] = self.groups.decoded(number, self)[index[places] - start]
-        return found[:, 0] if self.flat else found
+    def decoded(self, group: int) -> np.ndarray:
+        return self.decode(self.groups.read(group, self.columns), int(self.starts[group]))
 
     def decode(self, table: Any, start: int) -> np.ndarray:
         """Convert a group that begins at the row ``start`` to numbers [rows, C]."""
@@ -207,10 +273,6 @@ class ParquetRows(LazyRows):
             for j, name in enumerate(self.columns):
                 values[:, j] = _numbers(name, table.column(name))
         return mark_missing(values, *self.missing) if self.missing else values
-
-    def windows(self) -> Windows:
-        # A batch may lie across two windows, so the cache has room for both.
-        return Windows(self.groups.sizes, max(1, LARGE // 2 // max(1, self.row_bytes)))
 
 
 def open_rows(
@@ -225,7 +287,7 @@ def open_rows(
     names = [name for name in distinct(groups.schema.names) if name not in without]
     lists = [name for name in names if _is_list(groups.schema.field(name).type)]
     plain = [name for name in names if name not in lists]
-    if max(groups.bytes, groups.n * 8 * len(plain)) <= LARGE:
+    if not groups.is_large(len(plain)):
         return None
     for name in plain:
         kind = groups.schema.field(name).type
