@@ -157,6 +157,20 @@ def amounts_of(name: str, texts: Iterable[str]) -> Amounts | None:
     )
 
 
+def form_of(text: str) -> str | None:
+    """The form of an amount: texts of one form differ in digits alone; None if it is no amount.
+
+    The texts of a column are amounts, in one unit, exactly if one text of each form is.
+    """
+    cell = _parts(text)
+    if cell is None:
+        return None
+    start, end = cell.span("digits")
+    bare = text.strip()
+    digits = re.sub("[1-9]", "1", bare[start]) + re.sub("[0-9]", "1", bare[start + 1 : end])
+    return bare[:start] + digits + bare[end:]  # with a first 0, because 00123 is a code
+
+
 def mixed_units(texts: Iterable[str]) -> str:
     """Say that amounts have different signs; "" if they have not."""
     examples: dict[str, str] = {}

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aevb.data.large_tables import in_memory
 from aevb.data.sources import open_source
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import OneHot
@@ -121,7 +122,7 @@ def fit_default(
     for what, value in (("clusters", clusters), ("members", members)):
         if value is not None and (isinstance(value, bool) or value < 1):
             raise ValueError(f"{what} is a positive whole number, got {value!r}.")
-    data = schema.encode(read_table(frame))
+    data = schema.encode(read_table(in_memory(frame)))
     model = fit_density(schema.specs, data, clusters=clusters, members=members, seed=seed)
     return TableModel(schema, model)
 

@@ -156,13 +156,13 @@ def warn_of_markers(cells: Cells) -> None:
         warnings.warn(warning, stacklevel=4)
 
 
-def warn_of_words(cells: Cells) -> None:
+def warn_of_words(name: str, words: Mapping[str, int], rows: int) -> None:
     """Warn of a word for missing cells that is so frequent that it may be a level."""
-    for word, times in cells.words.items():
-        if word.strip() and times > len(cells.values) / MANY:
+    for word, times in words.items():
+        if word.strip() and times > rows / MANY:
             warnings.warn(
-                f"Column {cells.name!r} is missing where the text is {word!r}: {times} of "
-                f"{len(cells.values)} cells. If {word!r} is a level, give it another name, or make "
+                f"Column {name!r} is missing where the text is {word!r}: {times} of "
+                f"{rows} cells. If {word!r} is a level, give it another name, or make "
                 f"the column categorical (a pandas Categorical, a polars Enum).",
                 DataWarning,
                 stacklevel=4,

@@ -24,6 +24,7 @@ from aevb.evidence.linear_gaussian import why_not_linear_gaussian
 from aevb.model import Model
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.kinds import negative_binomial_likelihood
+from aevb.tables.large_columns import EncodedRows
 from aevb.tables.schema import Schema
 from aevb.training.checkpoint import folders
 from aevb.training.em import Responsibilities
@@ -156,6 +157,8 @@ def _holed(data: Data, share: float, seed: int) -> Data:
     """The rows, followed by a copy in which a share of the known cells is missing."""
     if not share:
         return data
+    if any(isinstance(value, EncodedRows) for value in data.values()):
+        return {name: value.with_hidden(share, seed) for name, value in data.items()}
     rng = np.random.default_rng(seed)
     return {
         name: np.concatenate([value, np.where(rng.random(value.shape) < share, np.nan, value)])
@@ -171,7 +174,9 @@ def _start_at_marginals(model: Model, data: Data) -> None:
     for name in model.graph.observed:
         rule = model.graph.rule("p", name)
         factor: Any = model.factors[rule.id]
-        heads = _most_likely(rule.spec, np.asarray(data[name], dtype=float), factor.d)
+        value = data[name]
+        some = value.sample() if isinstance(value, EncodedRows) else np.asarray(value, dtype=float)
+        heads = _most_likely(rule.spec, some, factor.d)
         if heads is None or not isinstance(factor.net, MLP):
             continue
         bias = (factor.net.blocks if factor.net.heads is None else factor.net.heads).bias

@@ -89,7 +89,7 @@ def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
     rows, missing = len(cells.values), int(cells.missing.sum())
     if cells.type in ("text", "category"):
         seen = set(known.tolist())
-        levels = _ordered_levels(cells, seen)
+        levels = ordered_levels(cells, seen)
         return Facts(
             cells.type,
             rows,
@@ -102,29 +102,13 @@ def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
     values = known.astype(float)
     if (infinite := np.isinf(values)).any():
         row = int(np.flatnonzero(~cells.missing)[np.argmax(infinite)])
-        raise ValueError(
-            f"Column {cells.name!r} has {int(infinite.sum())} infinite "
-            f"cell{'s' * int(infinite.sum() > 1)} (row {row}, from 0). Replace them by a number, "
-            f"or by a missing value."
-        )
+        raise infinite_error(cells.name, int(infinite.sum()), row)
     if not len(values):
         return Facts(cells.type, rows, missing, 0)
     distinct, times = np.unique(values, return_counts=True)
-    listed = (
-        tuple(_plain(cells, value) for value in distinct) if len(distinct) <= MOST_LEVELS else None
-    )
     with np.errstate(over="ignore", invalid="ignore"):
         mean, spread = float(values.mean()), float(values.std())
-    if not (math.isfinite(mean) and math.isfinite(spread)):
-        raise ValueError(
-            f"Column {cells.name!r} has numbers up to {np.abs(values).max():.3g}, whose variance "
-            f"overflows. Use a larger unit."
-        )
-    if spread == 0 < len(distinct) - 1:
-        raise ValueError(
-            f"Column {cells.name!r} has numbers up to {np.abs(values).max():.3g}, whose variance "
-            f"underflows. Use a smaller unit."
-        )
+    check_moments(cells.name, mean, spread, float(np.abs(values).max()), len(distinct))
     positive = bool((values > 0).all())
     logs = np.log(values) if positive else np.zeros(0)
     return Facts(
@@ -132,7 +116,7 @@ def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
         rows,
         missing,
         len(distinct),
-        listed,
+        number_levels(cells, distinct),
         words=tuple(sorted(cells.words)),
         whole=bool((values == np.rint(values)).all()),
         low=float(values.min()),
@@ -147,6 +131,34 @@ def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
     )
 
 
+def infinite_error(name: str, count: int, row: int) -> ValueError:
+    return ValueError(
+        f"Column {name!r} has {count} infinite cell{'s' * (count > 1)} (row {row}, from 0). "
+        f"Replace them by a number, or by a missing value."
+    )
+
+
+def check_moments(name: str, mean: float, spread: float, largest: float, distinct: int) -> None:
+    """Raise ValueError for numbers whose variance is not finite, or 0 although they differ."""
+    if not (math.isfinite(mean) and math.isfinite(spread)):
+        raise ValueError(
+            f"Column {name!r} has numbers up to {largest:.3g}, whose variance overflows. Use a "
+            f"larger unit."
+        )
+    if spread == 0 < distinct - 1:
+        raise ValueError(
+            f"Column {name!r} has numbers up to {largest:.3g}, whose variance underflows. Use a "
+            f"smaller unit."
+        )
+
+
+def number_levels(cells: Cells, distinct: np.ndarray) -> tuple[Any, ...] | None:
+    """The distinct numbers of a column as levels; None if they are more than ``MOST_LEVELS``."""
+    if len(distinct) > MOST_LEVELS:
+        return None
+    return tuple(_plain(cells, value) for value in distinct)
+
+
 def _plain(cells: Cells, value: float) -> Any:
     """A level as it is written in JSON: a truth value, a whole number or a number."""
     if cells.type == "boolean":
@@ -154,7 +166,8 @@ def _plain(cells: Cells, value: float) -> Any:
     return int(value) if value == int(value) and "Float" not in cells.dtype else float(value)
 
 
-def _ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
+def ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
+    """The levels of a text, or of a categorical type, in their order."""
     if cells.levels is None:
         return tuple(sorted(seen))
     if len(cells.levels) > MOST_LEVELS:
@@ -164,7 +177,7 @@ def _ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
 
 def choose(cells: Cells, facts: Facts) -> Choice:
     """Choose the kind of a column by its type and its values."""
-    return _with_remarks(_chosen(cells, facts), facts)
+    return with_remarks(_chosen(cells, facts), facts)
 
 
 def _chosen(cells: Cells, facts: Facts) -> Choice:
@@ -248,7 +261,7 @@ def _remarks(facts: Facts) -> str:
     return found
 
 
-def _with_remarks(choice: Choice, facts: Facts) -> Choice:
+def with_remarks(choice: Choice, facts: Facts) -> Choice:
     """The same choice; its reason names the form of amounts, and texts that were made missing."""
     amounts = [] if facts.amounts is None else [facts.amounts.described()]
     words = [words_text(facts)] if facts.words else []
@@ -426,7 +439,7 @@ def why_not(facts: Facts, kind: str) -> str | None:
 
 def asked(facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
     """The choice of a user."""
-    return _with_remarks(Choice(kind, likelihood or LIKELIHOODS[kind], "as asked"), facts)
+    return with_remarks(Choice(kind, likelihood or LIKELIHOODS[kind], "as asked"), facts)
 
 
 def levels_text(levels: Sequence[Any], width: int = 40) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aevb.data.large_tables import LargeTable
 from aevb.tables.amounts import read_amounts
 from aevb.tables.columns import (
     COUNTS,
@@ -30,6 +31,7 @@ from aevb.tables.columns import (
 )
 from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
+from aevb.tables.large_columns import EncodedRows, read_columns
 from aevb.tables.reading import MISSING_WORDS
 from aevb.tables.unknown_levels import (
     checked_choice,
@@ -110,7 +112,14 @@ class Schema:
 
         A text column of amounts in one unit ("$1,234.50", "12 %", "(1,200)") is read as numbers,
         unless ``kinds`` makes it a category. Filled and drawn cells are texts in the same form.
+
+        A :class:`~aevb.data.large_tables.LargeTable` is read part by part.
         """
+        if isinstance(frame, LargeTable):
+            _check_names([*(kinds or {}), *drop], frame.names)
+            words = tuple(word.strip().lower() for word in missing)
+            found = read_columns(frame, kinds or {}, drop, words)
+            return cls(tuple(found), "pyarrow", missing_words=words)._with_variables()._checked()
         table = read_table(frame)
         if not table.rows:
             raise ValueError("The table has no rows.")
@@ -127,7 +136,7 @@ class Schema:
                 cells, amounts = read_amounts(cells)
             facts = facts_of(cells, amounts)
             warn_of_markers(cells)
-            warn_of_words(cells)
+            warn_of_words(name, cells.words, table.rows)
             choice = choose(cells, facts) if wanted is None else asked_choice(name, facts, wanted)
             columns.append(column_of(name, cells.dtype, facts, choice))
         if table.rows == 1:
@@ -308,8 +317,26 @@ class Schema:
         are [rows, columns]; a category is [rows], the position of the level. Raise ValueError for
         a missing or an unknown column, an unknown level (see :meth:`with_unknown_levels`), and a
         cell that its kind does not allow.
+
+        The data of a :class:`~aevb.data.large_tables.LargeTable` are encoded when they are indexed.
         """
-        raw = self._read(read_table(frame))
+        if isinstance(frame, LargeTable):
+            self._check_columns(frame.names)
+            return {name: self._lazy(frame, name) for name in self.variables}
+        return self._encoded(read_table(frame))
+
+    def _lazy(self, table: LargeTable, variable: str) -> Any:
+        columns = self.variables[variable]
+        part = replace(self, columns=columns)
+        return EncodedRows(
+            table,
+            [column.name for column in columns],
+            lambda frame: part._encoded(read_table(frame), warn=False)[variable],
+            flat=columns[0].kind in ("category", "ordered"),
+        )
+
+    def _encoded(self, table: Table, *, warn: bool = True) -> dict[str, np.ndarray]:
+        raw = self._read(table, warn=warn)
         return {
             variable: (
                 raw[columns[0].name]
@@ -370,6 +397,25 @@ class Schema:
                     found[column.name] = value[:, j]
         return {column.name: found[column.name] for column in self.used}
 
+    def _check_columns(self, names: Sequence[str]) -> None:
+        """Refuse a table that lacks a modelled column, or has an unknown one."""
+        absent = [column.name for column in self.used if column.name not in names]
+        if absent:
+            raise ValueError(
+                f"The table lacks {_columns(absent)}. Its columns are "
+                f"{_listed(names)}. Add {'it' if len(absent) == 1 else 'them'} (a column of "
+                f"missing cells is marginalised out), or fit a schema without "
+                f"{'it' if len(absent) == 1 else 'them'}: schema.without({absent[0]!r})."
+            )
+        extra = [name for name in names if name not in self.names]
+        if extra:
+            raise ValueError(
+                f"The table has {_columns(extra)}, which the schema does not know. Its columns "
+                f"are {_listed(self.names)}. Drop {'it' if len(extra) == 1 else 'them'} from the "
+                f"table, or read the schema from a table that has "
+                f"{'it' if len(extra) == 1 else 'them'} (drop=[…] leaves a column out)."
+            )
+
     def _read(
         self, table: Table, *, warn: bool = True, keep_unknown: bool = False
     ) -> dict[str, np.ndarray]:
@@ -379,22 +425,7 @@ class Schema:
         """
         if not table.rows:
             raise ValueError("The table has no rows.")
-        absent = [column.name for column in self.used if column.name not in table.names]
-        if absent:
-            raise ValueError(
-                f"The table lacks {_columns(absent)}. Its columns are "
-                f"{_listed(table.names)}. Add {'it' if len(absent) == 1 else 'them'} (a column of "
-                f"missing cells is marginalised out), or fit a schema without "
-                f"{'it' if len(absent) == 1 else 'them'}: schema.without({absent[0]!r})."
-            )
-        extra = [name for name in table.names if name not in self.names]
-        if extra:
-            raise ValueError(
-                f"The table has {_columns(extra)}, which the schema does not know. Its columns "
-                f"are {_listed(self.names)}. Drop {'it' if len(extra) == 1 else 'them'} from the "
-                f"table, or read the schema from a table that has "
-                f"{'it' if len(extra) == 1 else 'them'} (drop=[…] leaves a column out)."
-            )
+        self._check_columns(table.names)
         found, told = {}, []
         for column in self.used:
             cells = table.cells(
@@ -524,6 +555,9 @@ class Schema:
         these choices; ``starts`` is the number of starts of a mixture. ``hide`` is for models with
         networks: it adds a copy of the rows with this share of the cells removed at random, so that
         the model can read rows with missing cells although its own table has none.
+
+        Models with networks read all rows of a :class:`~aevb.data.large_tables.LargeTable`, batch
+        by batch; other models are fitted to its random rows.
 
         The history of the run is in units of the standardised data; :meth:`TableModel.score` is a
         density of the original columns.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aevb.data.large_tables import in_memory
 from aevb.model import Model
 from aevb.tables.fitted import TableModel, fit_table
 from aevb.tables.fitting import collapsed, fit_data
@@ -112,7 +113,7 @@ def compare(
     ``model`` is "mixture" or "factors", and ``arguments`` are those that are fixed. A family ends
     after ``PATIENCE`` sizes without improvement. Of a large table, random rows are read.
     """
-    table = read_table(frame)
+    table = read_table(in_memory(frame))
     data, jacobian = schema.encode(table), schema.log_jacobian(table)
     most = compared_rows(schema, table.rows)
     if most < table.rows:
