@@ -118,7 +118,7 @@ def test_hidden_cells_are_the_same_in_every_reading(folder):
 def test_held_out_rows_are_not_in_the_table(folder):
     frame = read_frame(folder)
     table, held = open_large(folder).split(0.3, 7)
-    assert (table.rows, held.num_rows) == (700, 300)
+    assert (table.num_rows, held.num_rows) == (700, 300)
     rest = pa.concat_tables(list(table.parts()))
     assert set(rest["id"].to_pylist()) | set(held["id"].to_pylist()) == set(frame["id"].to_pylist())
     assert held.equals(open_large(folder).split(0.3, 7)[1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
 from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
-from aevb.cli.table_files import TableFile, is_known, read_table_file, text
+from aevb.cli.table_files import is_known, read_table_file, text
 from aevb.cli.table_text import paragraph, terminal_width
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def cluster(
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
     opened = _with_clusters(opened, seed)
     columns = columns_of(opened.table.clusters(opened.known, seed=seed))
-    results = opened.beside(columns)
     labels, sure = columns["cluster"], _most_probable(columns)
     print(
         paragraph(
@@ -60,7 +59,13 @@ def cluster(
     if out is None:
         print(opened.offer("cluster", "clusters.csv"))
     else:
-        print(opened.written(out, results, _probabilities(len(columns) - 1)))
+        told = opened.written(
+            out,
+            columns,
+            _probabilities(len(columns) - 1),
+            lambda part: columns_of(opened.table.clusters(part, seed=seed)),
+        )
+        print(told)
 
 
 def _probabilities(count: int) -> str:
@@ -109,6 +114,7 @@ def _mixture(opened: Opened, seed: int) -> TableModel:
 def _training_rows(opened: Opened) -> Any:
     """The rows that the run was trained on."""
     from aevb.cli.train_table import has_changed, split_rows
+    from aevb.data.large_tables import in_memory
 
     recipe, schema = opened.recipe, opened.schema
     if recipe is None or not Path(recipe.data).exists() or has_changed(schema, recipe):
@@ -118,7 +124,7 @@ def _training_rows(opened: Opened) -> Any:
             f"{what}. Train a mixture: aevb train TABLE --model mixture --out FOLDER."
         )
     own = read_table_file(recipe.data, recipe.missing or ())
-    return split_rows(TableFile(own.path, own.known_to(schema)), recipe)[0]
+    return in_memory(split_rows(own.known(schema), recipe)[0])
 
 
 def _most_probable(columns: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.open_table import Opened, open_table
-from aevb.cli.table_files import rounded, rounded_cells, text, write_beside
+from aevb.cli.table_files import rounded, rounded_cells, text, write_beside, write_parts
 from aevb.cli.table_text import aligned, short
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from aevb.tables.fitted import TableModel
+
+Filled = dict[str, "tuple[np.ndarray, list[Any]]"]  # column → rows and their new cells
 
 
 def impute_table(
@@ -26,14 +30,7 @@ def impute_table(
 ) -> None:
     """``aevb impute`` for the run of a table."""
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
-    hidden = opened.schema.missing_cells(opened.known, unknown_levels=False)
-    filled_frame, spread = opened.table.impute(opened.known, return_std=True, seed=seed)
-    filled: dict[str, tuple[np.ndarray, list[Any]]] = {}
-    for column in opened.schema.used:
-        rows = hidden[column.name].nonzero()[0]
-        if len(rows):
-            cells = filled_frame.column(column.name).take(rows).to_pylist()
-            filled[column.name] = rows, rounded_cells(column, cells)
+    filled, spread = _filled(opened.table, opened.known, seed)
     count = sum(len(rows) for rows, _ in filled.values())
     print(f"{opened.rows()}: {count} missing cells filled.")
     if filled:
@@ -41,16 +38,48 @@ def impute_table(
     if out is None:
         print("\n" + opened.offer("impute", "filled.csv"))
         return
-    results = {}
-    if std:
-        results = {f"{name}_std": rounded(spread[name].to_numpy()) for name in filled}
-    write_beside(out, opened.file, opened.beside(results), filled)
+    if opened.file.large is None:
+        results = opened.beside(_deviations(spread, filled if std else ()))
+        write_beside(out, opened.file, results, filled)
+    else:
+        names = _lacking(opened) if std else []
+
+        def compute(part: Any) -> tuple[dict[str, Any], Filled]:
+            here, deviations = _filled(opened.table, opened.known_in(part), seed)
+            return opened.beside(_deviations(deviations, names)), here
+
+        write_parts(out, opened.file.large, compute)
     print(f"\nThe filled table is in {out}. All other cells are as in {opened.file.path}.")
 
 
-def _filled_text(
-    opened: Opened, filled: Mapping[str, tuple[np.ndarray, list[Any]]], spread: Any
-) -> str:
+def _filled(table: TableModel, frame: Any, seed: int) -> tuple[Filled, Any]:
+    """The filled cells of a frame with their rows, by column, and all standard deviations."""
+    hidden = table.schema.missing_cells(frame, unknown_levels=False)
+    whole, spread = table.impute(frame, return_std=True, seed=seed)
+    filled: Filled = {}
+    for column in table.schema.used:
+        rows = hidden[column.name].nonzero()[0]
+        if len(rows):
+            cells = whole.column(column.name).take(rows).to_pylist()
+            filled[column.name] = rows, rounded_cells(column, cells)
+    return filled, spread
+
+
+def _deviations(spread: Any, names: Iterable[str]) -> dict[str, np.ndarray]:
+    return {f"{name}_std": rounded(spread[name].to_numpy()) for name in names}
+
+
+def _lacking(opened: Opened) -> list[str]:
+    """The modelled columns of a large table with missing cells."""
+    assert opened.file.large is not None
+    found = set()
+    for part in opened.file.large.parts():
+        hidden = opened.schema.missing_cells(opened.known_in(part), unknown_levels=False)
+        found |= {name for name, cells in hidden.items() if cells.any()}
+    return [column.name for column in opened.schema.used if column.name in found]
+
+
+def _filled_text(opened: Opened, filled: Filled, spread: Any) -> str:
     """Filled cells of each column, with their uncertainty."""
     lines = [("column", "filled", "examples")]
     for name, (rows, cells) in filled.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aevb.cli.data_argument import HELD_OUT_UNKNOWN
 from aevb.cli.open_table import Opened, open_table
-from aevb.cli.table_files import TableFile, read_table_file
+from aevb.cli.table_files import read_table_file
 from aevb.cli.table_text import paragraph
 
 if TYPE_CHECKING:
@@ -42,11 +42,12 @@ def judged_rows(
 ) -> Judged:
     """Open a table, and return its rows to judge the model by.
 
-    They are the rows of the file, or else the run's validation or held-out rows, or all its rows.
-    If the run's own file has changed since training, which rows were held out is unknown: they are
-    all its rows, and a note says so.
+    They are the rows of the file, or else the run's validation or held-out rows, or all its rows;
+    those of a large file are random ones. If the run's own file has changed since training, which
+    rows were held out is unknown: they are all its rows, and a note says so.
     """
     from aevb.cli.train_table import split_rows
+    from aevb.data.large_tables import in_memory
 
     opened = open_table(run, file, missing, unknown_levels=unknown_levels, tell=tell)
     recipe, known = opened.recipe, opened.known
@@ -62,8 +63,8 @@ def judged_rows(
         if note:
             return Judged(opened, opened.known, which, opened.known, f"{note}.")
         own = read_table_file(recipe.data, recipe.missing or ())
-        trained_on, _ = split_rows(TableFile(own.path, own.known_to(opened.schema)), recipe)
-        return Judged(opened, opened.known, which, trained_on)
+        trained_on, _ = split_rows(own.known(opened.schema), recipe)
+        return Judged(opened, opened.known, which, in_memory(trained_on))
     if note:
         unknown = (
             HELD_OUT_UNKNOWN
@@ -72,10 +73,11 @@ def judged_rows(
             "FILE."
         )
         return Judged(opened, known, "", known, f"{note}, so {unknown}")
-    trained_on, held_out = split_rows(TableFile(opened.file.path, known), recipe)
+    trained_on, held_out = split_rows(opened.file.known(opened.schema), recipe)
     if held_out is not None:
-        return Judged(opened, held_out, "held out", trained_on)
-    return Judged(opened, known, "the training rows", trained_on)
+        return Judged(opened, held_out, "held out", in_memory(trained_on))
+    which = "the training rows" if opened.file.large is None else "random training rows"
+    return Judged(opened, known, which, in_memory(trained_on))
 
 
 def _changed(schema: Schema, recipe: Recipe) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from aevb.cli.table_files import (
     refuse_ending,
     rounded,
     write_beside,
+    write_parts,
 )
 from aevb.cli.table_text import paragraph, rows_text
 
@@ -57,14 +58,24 @@ class Opened:
     table: TableModel
     recipe: Recipe | None
     file: TableFile
-    known: Any  # the columns of the file that the schema knows
+    known: Any  # the columns of the file's frame that the schema knows
 
     @property
     def schema(self) -> Schema:
         return self.table.schema
 
     def rows(self) -> str:
+        """The rows that a command describes: all, or random ones of a large table."""
+        if self.file.large is not None:
+            return f"{self.known.num_rows:,} random rows of the {self.all_rows()}"
+        return self.all_rows()
+
+    def all_rows(self) -> str:
         return f"{self.file.rows:,} row{'s' * (self.file.rows != 1)} of {self.file.path}"
+
+    def known_in(self, part: Any) -> Any:
+        """The columns of a part of the file that the schema knows."""
+        return part.select([name for name in part.column_names if name in self.schema])
 
     def beside(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """Results under names that the table does not have."""
@@ -73,16 +84,34 @@ class Opened:
 
     def some(self, results: Mapping[str, Any], rows: np.ndarray) -> str:
         """Some rows in text: the row number, the results, then the columns of the table."""
-        shown: dict[str, Any] = {"row": rows.tolist()}
+        shown: dict[str, Any] = {"row": self.file.numbers[rows].tolist()}
         shown |= {name: values[rows].tolist() for name, values in results.items()}
         first = len(shown)
         shown |= {name: self.file.cells(name, rows) for name in self.file.names}
         header = ", without the header line of the file" * (self.file.path.suffix in TEXT)
         return f"{rows_text(shown, first=first)}\n\nrow: counted from 0{header}."
 
-    def written(self, out: Path, results: Mapping[str, Any], what: str) -> str:
-        write_beside(out, self.file, results)
-        return paragraph(f"{self.rows()}, with {what}, are in {out}.")
+    def written(
+        self,
+        out: Path,
+        columns: Mapping[str, Any],
+        what: str,
+        compute: Callable[[Any], Mapping[str, Any]],
+    ) -> str:
+        """Write the results of all rows beside the table, and say so.
+
+        ``columns`` are the results of the known columns, and ``compute`` makes those of a part of a
+        large table.
+        """
+        if self.file.large is None:
+            write_beside(out, self.file, self.beside(columns))
+        else:
+            write_parts(
+                out,
+                self.file.large,
+                lambda part: (self.beside(compute(self.known_in(part))), {}),
+            )
+        return paragraph(f"{self.all_rows()}, with {what}, are in {out}.")
 
     def offer(self, command: str, out: str) -> str:
         own = "" if self.recipe and str(self.file.path) == self.recipe.data else self.file.path

@@ -219,6 +219,12 @@ def refuse_input(out: Path, *inputs: str | None) -> None:
             raise ValueError(
                 f"--out {out} is the file that the data are read from. Write to another file."
             )
+        inside = name is not None and out.resolve().is_relative_to(Path(name).resolve())
+        if inside and out.suffix == ".parquet":
+            raise ValueError(
+                f"--out {out} lies in the folder that the data are read from, {name}. Write to "
+                f"another folder."
+            )
 
 
 def check_resume(out: Path, places: Sequence[Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.open_table import LISTED, File, Out, open_table
@@ -37,13 +39,10 @@ def score(
     import numpy as np
 
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
-    found = opened.table.score(opened.known, seed=seed)
-    columns = {name: found[name].to_numpy() for name in found.column_names}
-    if "stderr" not in columns:
-        tail = tail_probabilities(opened.table, opened.known, columns["log_p"], seed)
-        columns |= {} if tail is None else {"tail": tail}
+    tails = Tails(opened.table, seed)
+    columns = _scores(tails, opened.known, PATTERNS)
     log_p = columns["log_p"]
-    results = opened.beside({name: rounded(values) for name, values in columns.items()})
+    results = opened.beside(_rounded(columns))
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
     print(
         paragraph(
@@ -74,31 +73,69 @@ def score(
     if out is None:
         print(opened.offer("score", "scored.csv"))
     else:
-        print(opened.written(out, results, " and ".join(results)))
+        most = math.inf if "tail" in columns else 0
+        told = opened.written(
+            out,
+            _rounded(columns),
+            " and ".join(results),
+            lambda part: _rounded(_scores(tails, part, most)),
+        )
+        print(told)
 
 
-def tail_probabilities(
-    table: TableModel, frame: Any, log_p: np.ndarray, seed: int
-) -> np.ndarray | None:
-    """The share of simulated rows, with the same missing cells, that are at most as likely, [N].
+def _rounded(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: rounded(values) for name, values in columns.items()}
 
-    None if the table has more than ``PATTERNS`` patterns of missing cells.
+
+def _scores(tails: Tails, frame: Any, most: float) -> dict[str, np.ndarray]:
+    """log p of rows with its standard error, or with tail probabilities if log p is exact.
+
+    They have no tail probabilities if they have more than ``most`` patterns of missing cells.
     """
-    import numpy as np
+    found = tails.table.score(frame, seed=tails.seed)
+    columns = {name: found[name].to_numpy() for name in found.column_names}
+    if "stderr" not in columns:
+        tail = tails.of(frame, columns["log_p"], most)
+        columns |= {} if tail is None else {"tail": tail}
+    return columns
 
-    hidden = np.column_stack(list(table.schema.missing_cells(frame).values()))
-    patterns, which = np.unique(hidden, axis=0, return_inverse=True)
-    if len(patterns) > PATTERNS:
-        return None
-    names = [column.name for column in table.schema.used]
-    simulated = table.sample(SIMULATED, seed=seed)
-    found = np.empty(len(log_p))
-    for i, pattern in enumerate(patterns):
-        rows = which.reshape(-1) == i
-        known = _hidden(simulated, [name for name, h in zip(names, pattern, strict=True) if h])
-        reference = np.sort(table.score(known, seed=seed)["log_p"].to_numpy())
-        found[rows] = np.searchsorted(reference, log_p[rows], side="right") / SIMULATED
-    return found
+
+class Tails:
+    """Tail probabilities of rows, by their patterns of missing cells."""
+
+    def __init__(self, table: TableModel, seed: int) -> None:
+        self.table, self.seed = table, seed
+        self.references: dict[bytes, np.ndarray] = {}  # log p of simulated rows, in order
+
+    def of(self, frame: Any, log_p: np.ndarray, most: float) -> np.ndarray | None:
+        """The share of simulated rows with the same missing cells that are at most as likely, [N].
+
+        None if the rows have more than ``most`` patterns of missing cells.
+        """
+        import numpy as np
+
+        hidden = np.column_stack(list(self.table.schema.missing_cells(frame).values()))
+        patterns, which = np.unique(hidden, axis=0, return_inverse=True)
+        if len(patterns) > most:
+            return None
+        found = np.empty(len(log_p))
+        for i, pattern in enumerate(patterns):
+            rows = which.reshape(-1) == i
+            reference = self._reference(pattern)
+            found[rows] = np.searchsorted(reference, log_p[rows], side="right") / SIMULATED
+        return found
+
+    def _reference(self, pattern: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        key = pattern.tobytes()
+        if key not in self.references:
+            names = [column.name for column in self.table.schema.used]
+            simulated = self.table.sample(SIMULATED, seed=self.seed)
+            known = _hidden(simulated, [name for name, h in zip(names, pattern, strict=True) if h])
+            scores = self.table.score(known, seed=self.seed)["log_p"].to_numpy()
+            self.references[key] = np.sort(scores)
+        return self.references[key]
 
 
 def _hidden(frame: Any, names: list[str]) -> Any:

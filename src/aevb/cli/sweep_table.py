@@ -104,12 +104,17 @@ def _closed(name: str, value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _opened(builder: ModelOfTable) -> tuple[Schema, Any, Any, Recipe]:
-    """Read the table once per process: its schema, the rows to train on and those held out."""
+    """Read the table once per process: its schema, the rows to train on and those held out.
+
+    A sweep trains on random rows of a large table.
+    """
+    from aevb.data.large_tables import in_memory
+
     file, schema, recipe = read_named_table(builder.table, builder.options)
     train, held_out = rows_of(file, schema, recipe)
     if held_out is None:
         raise ValueError("A sweep compares held-out rows: give --hold-out or --validation.")
-    return schema, train, held_out, recipe
+    return schema, in_memory(train), held_out, recipe
 
 
 def model_of(grid: Mapping[str, Sequence[str]], asked: str | None) -> str:

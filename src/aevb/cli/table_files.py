@@ -6,19 +6,24 @@ import csv
 import datetime
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import sys
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.missing_marks import Mark, numbers_of, words_of
-from aevb.runtime.checked_files import whole_file
+from aevb.runtime.checked_files import DataWarning, whole_file
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from aevb.data.large_tables import LargeTable
     from aevb.tables.columns import Column
     from aevb.tables.schema import Schema
 
@@ -26,24 +31,44 @@ TEXT = (".csv", ".tsv", ".txt")
 WRITTEN = (".csv", ".tsv", ".parquet")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 WHOLE = r"^-?\d{1,18}$"
+SECONDS = 10  # between two messages on the progress of a pass over a large table
 Cells = Sequence[Any]
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table file: ``frame`` is a ``pyarrow.Table`` with typed columns."""
+    """A table file: ``table`` is a ``pyarrow.Table`` with typed columns, or a large table."""
 
     path: Path
-    frame: Any
+    table: Any
     words: Collection[str] = ()  # that mark missing cells, beside the usual ones
 
     @property
+    def large(self) -> LargeTable | None:
+        """The table if it is large: then it is read by parts."""
+        from aevb.data.large_tables import LargeTable
+
+        return self.table if isinstance(self.table, LargeTable) else None
+
+    @property
+    def frame(self) -> Any:
+        """All rows as a ``pyarrow.Table``; random ones of a large table, which describe it."""
+        return self.table if self.large is None else self.large.sample
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the rows of ``frame`` in the file, from 0."""
+        import numpy as np
+
+        return np.arange(self.rows) if self.large is None else self.large.sample_rows
+
+    @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self.frame.column_names)
+        return tuple(self.table.column_names)
 
     @property
     def rows(self) -> int:
-        return int(self.frame.num_rows)
+        return int(self.table.num_rows)
 
     @cached_property
     def written(self) -> dict[str, list[str]] | None:
@@ -72,13 +97,20 @@ class TableFile:
         return found.separator or ",", "," if commas else "."
 
     def cells(self, name: str, rows: np.ndarray) -> list[Any]:
-        """Some cells of a column, as written in a text file."""
+        """Some cells of a column of ``frame``, as written in a text file."""
         if self.written:
             return [self.written[name][row] for row in rows.tolist()]
         return list(self.frame.column(name).take(rows).to_pylist())
 
+    def known(self, schema: Schema) -> TableFile:
+        """The file with the columns that the schema knows; see :meth:`known_to`."""
+        if self.large is None:
+            return TableFile(self.path, self.known_to(schema))
+        names = [name for name in self.names if name in schema]
+        return TableFile(self.path, self.large.select(names))
+
     def known_to(self, schema: Schema) -> Any:
-        """The columns that the schema knows, with the types of the table that it was read from.
+        """The columns of ``frame`` that the schema knows, with the types of its own table.
 
         A category of words stays words if all its cells of this file look like numbers, numbers
         stay numbers if some cells of this file have leading zeros, and amounts such as $1,234.50
@@ -115,22 +147,49 @@ class TableFile:
 
 
 def read_table_file(path: str | Path, missing: Collection[Mark] = ()) -> TableFile:
-    """Read a table file whole; ``missing`` are numbers and words that mark missing cells.
+    """Read a table file; ``missing`` are numbers and words that mark missing cells.
 
-    Words are compared without case, and mark cells in addition to the usual words.
+    Words are compared without case, and mark cells in addition to the usual words. Large Parquet
+    files are opened, and read by parts later.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
-
     from aevb.data.frames import read_frame
+    from aevb.data.large_tables import open_large
+    from aevb.data.parquet import is_parquet
 
     path = Path(path)
     if not path.exists():
         raise ValueError(f"There is no file {path}.")
-    frame, numbers, words = read_frame(path), numbers_of(missing), words_of(missing)
+    words = words_of(missing)
+    if is_parquet(path) and (large := open_large(path)) is not None:
+        marked = partial(_marked, missing=missing)
+        return TableFile(path, replace(large, marked=marked, told=Progress()), words)
+    frame = read_frame(path)
     if words and (spellings := _spellings(frame, words)):
         # Without its words, a column may hold numbers or dates.
-        frame = _without_words(read_frame(path, missing=spellings), spellings)
+        frame = read_frame(path, missing=spellings)
+    return TableFile(path, _marked(frame, missing), words)
+
+
+class Progress:
+    """Say every ten seconds how many rows of a large table have been read."""
+
+    def __init__(self) -> None:
+        self.told = time.monotonic()
+
+    def __call__(self, rows: int, total: int) -> None:
+        if time.monotonic() - self.told > SECONDS:
+            self.told = time.monotonic()
+            print(f"{rows:,} of {total:,} rows read", file=sys.stderr, flush=True)
+
+
+def _marked(frame: Any, missing: Collection[Mark]) -> Any:
+    """Make marked cells missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    numbers, words = numbers_of(missing), words_of(missing)
+    if words and (spellings := _spellings(frame, words)):
+        frame = _without_words(frame, spellings)
     for j, field in enumerate(frame.schema if numbers else ()):
         if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
             column = frame.column(j)
@@ -138,7 +197,7 @@ def read_table_file(path: str | Path, missing: Collection[Mark] = ()) -> TableFi
                 pc.cast(column, pa.float64(), safe=False), value_set=pa.array(numbers, pa.float64())
             )
             frame = frame.set_column(j, field, pc.if_else(marked, None, column))
-    return TableFile(path, frame, words)
+    return frame
 
 
 def _spellings(frame: Any, words: Sequence[str]) -> list[str]:
@@ -226,24 +285,79 @@ def write_beside(
     """
     filled = filled or {}
     if out.suffix == ".parquet":
-        from aevb.tables.frames import read_table
-
-        frame = read_table(file.frame).replaced(filled)
-        for name, values in results.items():
-            frame = frame.append_column(name, [_arrow(values)])
-        write_parquet(out, frame)
+        write_parquet(out, _typed_beside(file.frame, results, filled))
         return
     separator, sign = file.layout
-    columns = dict(file.written or {})
-    if not columns:
-        columns = {name: texts(file.frame.column(name).to_pylist()) for name in file.names}
+    columns = file.written or _texts_of(file.frame)
+    write_texts(out, _texts_beside(columns, results, filled, sign), separator)
+
+
+Computed = tuple[Mapping[str, "Cells | np.ndarray"], Mapping[str, "tuple[np.ndarray, Cells]"]]
+
+
+def write_parts(out: Path, large: LargeTable, compute: Callable[[Any], Computed]) -> None:
+    """Write the columns of a large table, and results beside them, part by part.
+
+    ``compute`` maps the frame of a part to its results and filled cells, as in
+    :func:`write_beside`. Warnings about a part are not shown: those about random rows were.
+    """
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    from aevb.tables.large_columns import from_row
+
+    first, writer = 0, None
+    with whole_file(out) as place, ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)
+        for part in large.parts():
+            try:
+                results, filled = compute(part)
+            except ValueError as error:
+                raise from_row(error, first) from None
+            first += part.num_rows
+            if out.suffix == ".parquet":
+                frame = _typed_beside(part, results, filled)
+                if writer is None:
+                    writer = stack.enter_context(parquet.ParquetWriter(place, frame.schema))
+                writer.write_table(frame.cast(writer.schema))
+                continue
+            columns = _texts_beside(_texts_of(part), results, filled)
+            if writer is None:
+                file = stack.enter_context(place.open("w", encoding="utf-8", newline=""))
+                writer = _csv_writer(out, file, ",")
+                writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _typed_beside(
+    frame: Any,
+    results: Mapping[str, Cells | np.ndarray],
+    filled: Mapping[str, tuple[np.ndarray, Cells]],
+) -> Any:
+    from aevb.tables.frames import read_table
+
+    found = read_table(frame).replaced(filled)
+    for name, values in results.items():
+        found = found.append_column(name, [_arrow(values)])
+    return found
+
+
+def _texts_of(frame: Any) -> dict[str, list[str]]:
+    return {name: texts(frame.column(name).to_pylist()) for name in frame.column_names}
+
+
+def _texts_beside(
+    columns: Mapping[str, list[str]],
+    results: Mapping[str, Cells | np.ndarray],
+    filled: Mapping[str, tuple[np.ndarray, Cells]],
+    sign: str = ".",
+) -> dict[str, list[str]]:
+    columns = dict(columns)
     for name, (rows, cells) in filled.items():
         column = list(columns[name])
         for row, cell in zip(rows.tolist(), texts(cells, sign), strict=True):
             column[row] = cell
         columns[name] = column
-    columns |= {name: texts(_plain(values), sign) for name, values in results.items()}
-    write_texts(out, columns, separator)
+    return columns | {name: texts(_plain(values), sign) for name, values in results.items()}
 
 
 def write_frame(out: Path, frame: Any) -> None:
@@ -251,8 +365,7 @@ def write_frame(out: Path, frame: Any) -> None:
     if out.suffix == ".parquet":
         write_parquet(out, frame)
     else:
-        names = frame.column_names
-        write_texts(out, {name: texts(frame.column(name).to_pylist()) for name in names}, ",")
+        write_texts(out, _texts_of(frame), ",")
 
 
 def write_parquet(out: Path, frame: Any) -> None:
@@ -263,11 +376,15 @@ def write_parquet(out: Path, frame: Any) -> None:
 
 
 def write_texts(out: Path, columns: Mapping[str, Sequence[str]], separator: str) -> None:
-    separator = "\t" if out.suffix == ".tsv" else separator
     with whole_file(out) as place, place.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+        writer = _csv_writer(out, file, separator)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _csv_writer(out: Path, file: Any, separator: str) -> Any:
+    separator = "\t" if out.suffix == ".tsv" else separator
+    return csv.writer(file, delimiter=separator, lineterminator="\n")
 
 
 def texts(cells: Cells, sign: str = ".") -> list[str]:

@@ -436,10 +436,15 @@ def _has_words(data: str) -> bool:
     import pyarrow as pa  # type: ignore[import-untyped]
 
     from aevb.data.frames import read_frame
+    from aevb.data.parquet import is_parquet, open_dataset
     from aevb.data.tables import is_table
 
+    path = Path(data)
     try:
-        return is_table(Path(data)) and any(map(pa.types.is_string, read_frame(data).schema.types))
+        if not is_table(path):
+            return False
+        found = open_dataset(path) if is_parquet(path) else read_frame(path)
+        return any(map(pa.types.is_string, found.schema.types))
     except ValueError:
         return False
 

@@ -104,6 +104,7 @@ def train_table(
     resume: bool,
 ) -> None:
     """Train a model of a table and write the run."""
+    from aevb.data.large_tables import in_memory
     from aevb.evidence.exact import why_not_exact
     from aevb.tables.selection import STARTS
     from aevb.training.run_folder import refuse_taken
@@ -128,6 +129,15 @@ def train_table(
         schema_text(schema),
         "",
     ]
+    if file.large is not None:
+        notes += [
+            paragraph(
+                f"The table is large, so it is read by parts. Its columns are described from all "
+                f"rows, and the model from {in_memory(train).num_rows:,} random rows of "
+                f"{train.num_rows:,}."
+            ),
+            "",
+        ]
     if check is not None:
         notes += [
             f"{train.num_rows:,} rows to train on, {check.num_rows:,} "
@@ -141,6 +151,10 @@ def train_table(
     model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
     networks = why_not_exact(model) is not None
+    if not networks and file.large is not None:
+        train = in_memory(train)
+        notes.append(f"Fitted to {train.num_rows:,} random rows.")
+        print(notes[-1])
     try:
         fitted = schema.fit(
             model.to(device_of(device)),
@@ -233,7 +247,7 @@ def read_named_table(table: str, options: TableOptions) -> tuple[TableFile, Sche
         hold_out=options.hold_out,
         split=options.split,
         missing=list(options.missing) or None,
-        digest=digest_of(schema, file.frame),
+        digest=digest_of(schema, file.table),
     )
     return file, schema, recipe
 
@@ -249,7 +263,7 @@ def read_schema(file: TableFile, options: TableOptions) -> Schema:
         if name in kinds:
             raise ValueError(f"Column {name!r} is named by --kind and by --without.")
     words = (*MISSING_WORDS, *words_of(options.missing))
-    return Schema.read(file.frame, kinds=kinds, drop=without, missing=words)
+    return Schema.read(file.table, kinds=kinds, drop=without, missing=words)
 
 
 def _kinds(items: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -293,12 +307,15 @@ def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
     """The rows to train on, and those held out (None without --hold-out), in their order.
 
     They depend on the number of rows and on ``recipe.split`` only, so they are those of the
-    training only if the file has not changed: see :func:`has_changed`.
+    training only if the file has not changed: see :func:`has_changed`. The rows held out are in
+    memory, so that few are held out of a large table.
     """
     import numpy as np
 
     if not recipe.hold_out:
-        return file.frame, None
+        return file.table, None
+    if file.large is not None:
+        return file.large.split(recipe.hold_out, recipe.split)
     n = file.rows
     held = max(1, round(n * recipe.hold_out))
     if n - held < 2:
@@ -308,11 +325,15 @@ def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
 
 
 def digest_of(schema: Schema, frame: Any) -> str:
-    """A hash of the modelled cells of a table, row by row."""
+    """A hash of the modelled cells of a table, row by row; of a large table, that of its files."""
     import hashlib
 
     import numpy as np
 
+    from aevb.data.large_tables import LargeTable
+
+    if isinstance(frame, LargeTable):
+        return frame.groups.digest()
     cells = schema.cells(frame)
     digest = hashlib.sha256()
     for name in sorted(cells):
@@ -327,8 +348,8 @@ def has_changed(schema: Schema, recipe: Recipe) -> bool:
     if recipe.digest is None:  # an older run
         return False
     try:
-        frame = read_table_file(recipe.data, recipe.missing or ()).known_to(schema)
-        return digest_of(schema, frame) != recipe.digest
+        file = read_table_file(recipe.data, recipe.missing or ())
+        return digest_of(schema, file.known(schema).table) != recipe.digest
     except ValueError:  # it has other columns, or cells that the schema does not allow
         return True
 
@@ -392,12 +413,15 @@ def _check_schema(schema: Schema, out: Path) -> None:
 
 def _result(fitted: TableModel, train: Any, check: Any, seconds: str) -> list[str]:
     """How well the model fits."""
+    from aevb.data.large_tables import LargeTable, in_memory
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `aevb evaluate` says how certain an estimate is
-        scores = {"training rows": fitted.score(train)}
+        which = f"{'random ' * isinstance(train, LargeTable)}training rows"
+        scores = {which: fitted.score(in_memory(train))}
         if check is not None:
             scores["held-out rows"] = fitted.score(check)
-    exact = "stderr" not in scores["training rows"].column_names
+    exact = "stderr" not in scores[which].column_names
     parts = []
     for rows, frame in scores.items():
         values: np.ndarray = frame["log_p"].to_numpy()

@@ -49,7 +49,11 @@ class LargeTable:
         return tuple(g for g, size in sizes if size > len(self.held.get(g, ())))
 
     @property
-    def rows(self) -> int:
+    def column_names(self) -> list[str]:
+        return list(self.names)
+
+    @property
+    def num_rows(self) -> int:
         return sum(self.sizes)
 
     def _kept(self, group: int) -> range | np.ndarray:
@@ -78,7 +82,7 @@ class LargeTable:
                 yield self.marked(frame.slice(start, most))
             done += size
             if told and self.told is not None:
-                self.told(done, self.rows)
+                self.told(done, self.num_rows)
 
     def columns(self, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """Read columns of all parts, few at a time: the number of the first row, and a frame."""
@@ -89,14 +93,14 @@ class LargeTable:
                 yield first, self.part(part, names[j : j + few])
             first += size
             if self.told is not None:
-                self.told(first, self.rows)
+                self.told(first, self.num_rows)
 
     # Random rows ----------------------------------------------------------------------------------
 
     @property
     def most(self) -> int:
         """The largest number of random rows that are kept in memory."""
-        return max(LEAST_ROWS, CELLS // len(self.names))
+        return max(LEAST_ROWS, CELLS // len(self.groups.schema.names))
 
     @cached_property
     def sample(self) -> Any:
@@ -115,14 +119,14 @@ class LargeTable:
 
     @cached_property
     def _sampled(self) -> dict[int, np.ndarray]:
-        return self._drawn(min(self.rows, self.most), 0)
+        return self._drawn(min(self.num_rows, self.most), 0)
 
     def split(self, share: float, seed: int) -> tuple[LargeTable, Any]:
         """Hold out a share of the rows at random, at most ``most`` of them.
 
         Return the table of the other rows, and a ``pyarrow.Table`` of those held out.
         """
-        drawn = self._drawn(min(max(1, round(self.rows * share)), self.most), seed)
+        drawn = self._drawn(min(max(1, round(self.num_rows * share)), self.most), seed)
         held = {
             self.numbers[part]: np.asarray(self._kept(self.numbers[part]))[rows]
             for part, rows in drawn.items()

@@ -321,7 +321,7 @@ class EncodedRows(GroupedRows):
         self.table, self.columns, self.encode = table, tuple(columns), encode
         self.groups, self.flat, self.hide, self.seed = table.groups, flat, hide, seed
         self.length = len(self.columns)
-        n = table.rows * (2 if hide else 1)
+        n = table.num_rows * (2 if hide else 1)
         self.shape = (n,) if flat else (n, self.length)
 
     @property
