@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,6 +148,7 @@ def open_table(
     ``unknown_levels`` is "error" or "missing", by default that of the schema. With ``tell=False``,
     columns that the model does not read are not listed.
     """
+    from aevb.evidence.exact import why_not_exact
     from aevb.tables.fitted import load_table
 
     if not is_table_run(run):
@@ -175,6 +176,8 @@ def open_table(
         refuse_input(out, name)
     marks = (recipe.missing if recipe else None) if missing is None else marks_of(missing)
     found = read_table_file(name, marks or ())
+    if found.large is not None and why_not_exact(table.model) is not None:
+        found = replace(found, table=found.large.few())
     _check_columns(table.schema, found, tell=tell)
     return Opened(run, table, recipe, found, found.known_to(table.schema))
 

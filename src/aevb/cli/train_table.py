@@ -132,9 +132,8 @@ def train_table(
     if file.large is not None:
         notes += [
             paragraph(
-                f"The table is large, so it is read by parts. Its columns are described from all "
-                f"rows, and the model from {in_memory(train).num_rows:,} random rows of "
-                f"{train.num_rows:,}."
+                "The table is large, so it is read by parts. All its rows describe the columns, "
+                "and random rows the model."
             ),
             "",
         ]
@@ -151,9 +150,10 @@ def train_table(
     model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
     networks = why_not_exact(model) is not None
-    if not networks and file.large is not None:
-        train = in_memory(train)
-        notes.append(f"Fitted to {train.num_rows:,} random rows.")
+    if file.large is not None:
+        train = train.few() if networks else train
+        rows = "all rows" if networks else f"{train.sample.num_rows:,} random rows"
+        notes.append(f"It is fitted to {rows}.")
         print(notes[-1])
     try:
         fitted = schema.fit(
@@ -164,7 +164,7 @@ def train_table(
             resume=resume,
             starts=STARTS if name == "mixture" and None in arguments.values() else None,
             hide=HIDE if networks else 0.0,
-            progress=networks or train.num_rows * len(schema.used) > LARGE,
+            progress=networks or in_memory(train).num_rows * len(schema.used) > LARGE,
             tensorboard=tensorboard,
             recipe=recipe,
             **settings,
@@ -417,15 +417,17 @@ def _result(fitted: TableModel, train: Any, check: Any, seconds: str) -> list[st
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `aevb evaluate` says how certain an estimate is
-        which = f"{'random ' * isinstance(train, LargeTable)}training rows"
-        scores = {which: fitted.score(in_memory(train))}
+        rows, which = in_memory(train), "training rows"
+        if isinstance(train, LargeTable):
+            which = f"{rows.num_rows:,} random training rows"
+        scores = {which: fitted.score(rows)}
         if check is not None:
             scores["held-out rows"] = fitted.score(check)
     exact = "stderr" not in scores[which].column_names
     parts = []
-    for rows, frame in scores.items():
+    for which, frame in scores.items():
         values: np.ndarray = frame["log_p"].to_numpy()
-        parts.append(f"{values.mean():.3f} ({rows})")
+        parts.append(f"{values.mean():.3f} ({which})")
     how = "exact" if exact else "estimated by importance sampling"
     return [
         paragraph(

@@ -14,8 +14,10 @@ from aevb.data.parquet import RowGroups
 from aevb.data.text_tables import distinct
 
 CELLS, LEAST_ROWS = 2_000_000, 20_000  # random rows have so many cells, or are so many if more
+FEW = 10_000  # random rows for models whose log p is estimated by sampling
+HELD = 20_000  # most rows that are held out
 SPREAD = 64  # row groups that random rows are read from, at least
-AT_ONCE = 2**23  # cells of a part that are read at once
+AT_ONCE = 2**20  # cells that are read or computed at once, if row groups allow it
 
 
 def _unchanged(frame: Any) -> Any:
@@ -28,7 +30,7 @@ class LargeTable:
 
     ``marked`` is applied to every frame that is read; it makes marked cells missing. ``held`` maps
     a row group to its rows that do not belong to the table: those held out. ``told(rows, all)`` is
-    called during a pass over all rows.
+    called during a pass over all rows. ``most`` is the largest number of random rows.
     """
 
     groups: RowGroups
@@ -36,6 +38,7 @@ class LargeTable:
     marked: Callable[[Any], Any] = _unchanged
     held: Mapping[int, np.ndarray] = field(default_factory=dict)
     told: Callable[[int, int], None] | None = None
+    most: int = LEAST_ROWS
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -97,10 +100,9 @@ class LargeTable:
 
     # Random rows ----------------------------------------------------------------------------------
 
-    @property
-    def most(self) -> int:
-        """The largest number of random rows that are kept in memory."""
-        return max(LEAST_ROWS, CELLS // len(self.groups.schema.names))
+    def few(self) -> LargeTable:
+        """The same table with few random rows."""
+        return self if self.most <= FEW else replace(self, most=FEW)
 
     @cached_property
     def sample(self) -> Any:
@@ -122,11 +124,11 @@ class LargeTable:
         return self._drawn(min(self.num_rows, self.most), 0)
 
     def split(self, share: float, seed: int) -> tuple[LargeTable, Any]:
-        """Hold out a share of the rows at random, at most ``most`` of them.
+        """Hold out a share of the rows at random, at most ``HELD`` of them.
 
         Return the table of the other rows, and a ``pyarrow.Table`` of those held out.
         """
-        drawn = self._drawn(min(max(1, round(self.num_rows * share)), self.most), seed)
+        drawn = self._drawn(min(max(1, round(self.num_rows * share)), HELD), seed)
         held = {
             self.numbers[part]: np.asarray(self._kept(self.numbers[part]))[rows]
             for part, rows in drawn.items()
@@ -161,7 +163,9 @@ def open_large(path: Path) -> LargeTable | None:
         names = distinct(groups.schema.names)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
-    return LargeTable(groups, tuple(names)) if groups.is_large(len(names)) else None
+    if not groups.is_large(len(names)):
+        return None
+    return LargeTable(groups, tuple(names), most=max(LEAST_ROWS, CELLS // len(names)))
 
 
 def in_memory(rows: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.data.large_tables import in_memory
+from aevb.data.large_tables import LargeTable
 from aevb.evidence import AIS, Particles
 from aevb.evidence.exact import why_not_exact
 from aevb.loading import load
@@ -330,8 +330,8 @@ def fit_table(
 ) -> TableModel:
     """Fit a model to a frame; see :meth:`Schema.fit`."""
     _check_matches(schema, model)
-    if why_not_exact(model) is None:
-        frame = in_memory(frame)
+    if isinstance(frame, LargeTable):
+        frame = frame.sample if why_not_exact(model) is None else frame.few()
     data = schema.encode(frame)
     held_out = None if validation is None else schema.encode(validation)
     settings |= {"starts": starts, "hide": hide, "validation": held_out, "out": out}
