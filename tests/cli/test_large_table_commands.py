@@ -124,9 +124,8 @@ def test_exact_models_are_fitted_to_random_rows(here, monkeypatch, capsys, model
     assert "(200 random training rows)" in said
     assert "It is fitted to 200 random rows." in said or not model
     assert load_table("run").schema.rows == N
-    assert "200 rows of guests (random training rows)" in aevb(
-        monkeypatch, capsys, "evaluate", "run"
-    )
+    said = aevb(monkeypatch, capsys, "evaluate", "run")
+    assert said.startswith("200 random rows of the 600 rows of guests (the training rows)\n")
     said = aevb(monkeypatch, capsys, "score", "run")
     assert said.startswith("200 random rows of the 600 rows of guests: log p per row is")
 
@@ -173,3 +172,15 @@ def test_results_are_not_written_into_the_folder_of_the_table(here, monkeypatch,
         aevb(monkeypatch, capsys, "score", "run", "--out", "guests/scores.parquet")
     said = capsys.readouterr().err
     assert "--out guests/scores.parquet lies in the folder that the data are read from" in said
+
+
+def test_models_are_compared_on_the_same_random_rows(here, monkeypatch, capsys):
+    lower(monkeypatch)
+    monkeypatch.setattr(large_tables, "CELLS", 6 * 200)
+    monkeypatch.setattr(large_tables, "LEAST_ROWS", 100)
+    monkeypatch.setattr(large_tables, "FEW", 50)
+    command = ["train", "guests", *MARKS, "--out"]
+    aevb(monkeypatch, capsys, *command, "mixture", "--set", "components=2")
+    aevb(monkeypatch, capsys, *command, "vae", "--model", "vae", "--steps", "5")
+    said = aevb(monkeypatch, capsys, "compare", "mixture", "vae")
+    assert said.startswith("50 rows")

@@ -102,7 +102,8 @@ def _on_tables(
             "compare on, which none of them was trained on: --data FILE."
         )
     found = {
-        name: judged_rows(folder, data, missing, tell=False) for name, folder in folders.items()
+        name: judged_rows(folder, data, missing, tell=False, few=True)
+        for name, folder in folders.items()
     }
     for name, one in found.items():
         if data is None and one.changed and one.which != "validation":

@@ -43,7 +43,7 @@ def evaluate_table(
         how = f"{method}, sampling error {noise:.2g}"
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
     rows = f"{len(log_p):,} row{'s' * (len(log_p) != 1)} of {opened.file.path}"
-    if opened.file.large is not None and not which:
+    if opened.file.large is not None and which != "held out":
         rows = opened.rows()
     print(rows + f" ({which})" * bool(which) + "\n")
     if found.changed:

@@ -39,17 +39,19 @@ def judged_rows(
     *,
     unknown_levels: str | None = None,
     tell: bool = True,
+    few: bool = False,
 ) -> Judged:
     """Open a table, and return its rows to judge the model by.
 
     They are the rows of the file, or else the run's validation or held-out rows, or all its rows;
-    those of a large file are random ones. If the run's own file has changed since training, which
-    rows were held out is unknown: they are all its rows, and a note says so.
+    those of a large file are random ones (with ``few``, few of them). If the run's own file has
+    changed since training, which rows were held out is unknown: they are all its rows, and a note
+    says so.
     """
     from aevb.cli.train_table import split_rows
     from aevb.data.large_tables import in_memory
 
-    opened = open_table(run, file, missing, unknown_levels=unknown_levels, tell=tell)
+    opened = open_table(run, file, missing, unknown_levels=unknown_levels, tell=tell, few=few)
     recipe, known = opened.recipe, opened.known
     if recipe is None:
         return Judged(opened, known, "", known)
@@ -58,7 +60,7 @@ def judged_rows(
         which = "" if file is not None else "validation"
         if file is None:
             opened = open_table(
-                run, recipe.validation, missing, unknown_levels=unknown_levels, tell=tell
+                run, recipe.validation, missing, unknown_levels=unknown_levels, tell=tell, few=few
             )
         if note:
             return Judged(opened, opened.known, which, opened.known, f"{note}.")
@@ -76,8 +78,7 @@ def judged_rows(
     trained_on, held_out = split_rows(opened.file.known(opened.schema), recipe)
     if held_out is not None:
         return Judged(opened, held_out, "held out", in_memory(trained_on))
-    which = "the training rows" if opened.file.large is None else "random training rows"
-    return Judged(opened, known, which, in_memory(trained_on))
+    return Judged(opened, known, "the training rows", in_memory(trained_on))
 
 
 def _changed(schema: Schema, recipe: Recipe) -> str:

@@ -141,12 +141,14 @@ def open_table(
     *,
     unknown_levels: str | None = None,
     tell: bool = True,
+    few: bool = False,
 ) -> Opened:
     """Open the run of a table and a file for it, by default the run's own.
 
     ``missing`` are the marks of missing cells, by default those of the training, and
     ``unknown_levels`` is "error" or "missing", by default that of the schema. With ``tell=False``,
-    columns that the model does not read are not listed.
+    columns that the model does not read are not listed. A large table is described by random rows:
+    by few of them if its log p is estimated by sampling, or with ``few``.
     """
     from aevb.evidence.exact import why_not_exact
     from aevb.tables.fitted import load_table
@@ -176,7 +178,7 @@ def open_table(
         refuse_input(out, name)
     marks = (recipe.missing if recipe else None) if missing is None else marks_of(missing)
     found = read_table_file(name, marks or ())
-    if found.large is not None and why_not_exact(table.model) is not None:
+    if found.large is not None and (few or why_not_exact(table.model) is not None):
         found = replace(found, table=found.large.few())
     _check_columns(table.schema, found, tell=tell)
     return Opened(run, table, recipe, found, found.known_to(table.schema))

@@ -168,11 +168,12 @@ class Texts(Gathered):
             self.seen.update(texts)
             if len(self.seen) > MOST_ASKED:
                 self.seen = None
-        for text in texts if self.forms is not None else ():
-            if (form := form_of(text)) is None:
-                self.forms = None
-                break
-            self.forms.setdefault(form, text)
+        if (forms := self.forms) is not None:
+            for text in texts:
+                if (form := form_of(text)) is None:
+                    self.forms = None
+                    break
+                forms.setdefault(form, text)
 
     def amounts(self) -> Amounts | None:
         return amounts_of(self.like.name, self.forms.values()) if self.forms else None
