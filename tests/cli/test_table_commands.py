@@ -287,6 +287,43 @@ def test_a_comma_of_amounts_between_semicolons_is_ambiguous(tmp_path, cells):
         assert read_table_file(path).frame["a"].to_pylist() == ["€ 1,234", one]
 
 
+# Dates --------------------------------------------------------------------------------------------
+
+
+def test_dates_as_text_come_back_in_their_form(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    days = [datetime.date(2023, 1, 1) + datetime.timedelta(days=i * 37 % 400) for i in range(60)]
+    cells = ["?" if i == 7 else f"{day:%d.%m.%Y}" for i, day in enumerate(days)]
+    rows = [[cell, f"{i / 7:.3f}"] for i, cell in enumerate(cells)]
+    write_csv(tmp_path / "t.csv", rows, ["seen", "x"])
+    arguments = ["--set", "components=2", "--set", "covariance=full"]
+    printed = aevb(monkeypatch, capsys, "train", "t.csv", *arguments)
+    assert "seen: dates such as '01.01.2023' (day.month.year)" in printed
+    assert "seen: missing where the text is '?'" in printed
+    aevb(monkeypatch, capsys, "impute", "t-run", "--out", "filled.csv")
+    filled = [row[0] for row in read_csv(tmp_path / "filled.csv")[1]]
+    assert filled[:7] + filled[8:] == cells[:7] + cells[8:]
+    assert re.fullmatch(r"\d\d\.\d\d\.202[34]", filled[7])
+    write_csv(tmp_path / "new.csv", [["", "1.5"], ["", "2.5"]], ["seen", "x"])
+    aevb(monkeypatch, capsys, "impute", "t-run", "new.csv", "--out", "new-filled.csv")
+    for row in read_csv(tmp_path / "new-filled.csv")[1]:
+        assert re.fullmatch(r"\d\d\.\d\d\.202[34]", row[0])
+    write_csv(tmp_path / "us.csv", [["3/1/2024", "1.5"]], ["seen", "x"])
+    assert "now holds '3/1/2024' in row 0" in refused(
+        monkeypatch, capsys, "score", "t-run", "us.csv"
+    )
+
+
+def test_ambiguous_dates_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [[f"0{i % 9 + 1}/0{i % 7 + 1}/2024", str(i * i)] for i in range(60)]
+    write_csv(tmp_path / "t.csv", rows, ["seen", "x"])
+    error = " ".join(refused(monkeypatch, capsys, "train", "t.csv").split())
+    assert "may be the day or the month" in error
+    assert "--kind seen=category" in error
+    aevb(monkeypatch, capsys, "train", "t.csv", "--kind", "seen=category")
+
+
 # Training -----------------------------------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ class TableFile:
 
         A category of words stays words if all its cells of this file look like numbers, numbers
         stay numbers if some cells of this file have leading zeros, and amounts such as $1,234.50
-        stay words if this file has none.
+        and dates such as 01.03.2024 stay words if this file has none.
         """
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -132,7 +132,7 @@ class TableFile:
                 cells = frame.column(position)
                 if pc.all(pc.match_substring_regex(cells, WHOLE)).as_py():
                     frame = frame.set_column(position, column.name, pc.cast(cells, pa.int64()))
-            if column.facts.amounts is not None and pa.types.is_null(kind):
+            if column.facts.form is not None and pa.types.is_null(kind):
                 words = True
             if words and not pa.types.is_string(kind):
                 cells = [cell.strip() for cell in self.written[column.name]]

@@ -55,8 +55,8 @@ def schema_text(schema: Schema) -> str:
     if len(schema.used) > SHOWN:
         found.append(f"… {len(schema.used) - SHOWN} more columns")
     for column in used:
-        if column.facts.amounts is not None:
-            told = column.facts.amounts.described()
+        if column.facts.form is not None:
+            told = column.facts.form.described()
             found.append(paragraph(f"{column.name}: {told}", " " * 4))
         if column.facts.words:
             found.append(paragraph(f"{column.name}: {words_text(column.facts)}", " " * 4))

@@ -26,6 +26,7 @@ UNIT = "[%$¢£¤¥฿\u20a0-\u20cf]"  # percent, and the signs of currencies
 _MINUS, _SPACE = "[+\u2212-]?", "[ \u00a0\u202f]?"
 _BEFORE, _AFTER = rf"^\(?{_MINUS}({UNIT}{_SPACE})?{_MINUS}", rf"({_SPACE}{UNIT})?\)?$"
 _AMOUNT = rf"{_BEFORE}[\d.,]*\d{_AFTER}"
+_DATE = r"^\d{1,2}[./]\d{1,2}[./]\d{4}([ T]\d{1,2}:\d\d(:\d\d)?)?$"
 _ONE_COMMA = rf"{_BEFORE}([1-9]\d{{0,2}},\d{{3}}|\d+){_AFTER}"  # of thousands or decimals
 
 
@@ -37,7 +38,8 @@ def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
     of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or words; a
     cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is missing (null).
     ``null``, ``None`` and ``?`` are missing too, except in columns of words, where they may be
-    levels. Amounts such as ``$1,234.50`` and ``12 %`` stay words. Whole numbers are words if some
+    levels. Amounts such as ``$1,234.50`` and ``12 %``, and dates
+    such as ``01.03.2024``, stay words. Whole numbers are words if some
     have leading zeros (00123). Blanks around words are removed. The metadata of a column of words
     count its cells that a word made missing: ``missing words`` is JSON such as ``{"NA": 2}``.
     Without a header the columns are named 1, 2, …. ``missing`` are further texts that mark missing
@@ -174,7 +176,8 @@ def _without_words(found: Any) -> Any:
             continue
         column = _null(found.column(j), MISSING)
         if not any(
-            pc.all(pc.match_substring_regex(column, form)).as_py() for form in (_PLAIN, _AMOUNT)
+            pc.all(pc.match_substring_regex(column, form)).as_py()
+            for form in (_PLAIN, _AMOUNT, _DATE)
         ):
             column = _null(found.column(j), MISSING_TEXT)
         gone = found.column(j).filter(pc.is_null(column))

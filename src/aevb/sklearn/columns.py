@@ -121,7 +121,7 @@ class MixedColumns:
         schema, table, constants = Schema.read(X), read_table(X), {}
         for column in schema.columns:
             if not column.used and column.facts.constant:
-                cells = table.cells(column.name, schema.missing_words, amounts=column.facts.amounts)
+                cells = table.cells(column.name, schema.missing_words, form=column.facts.form)
                 constants[column.name] = cells.values[~cells.missing].tolist()[0]
         return cls(schema, constants)
 
@@ -145,7 +145,7 @@ class MixedColumns:
             facts = column.facts
             if column.used or not (facts.constant or not facts.distinct):
                 continue
-            cells = table.cells(column.name, self.schema.missing_words, amounts=facts.amounts)
+            cells = table.cells(column.name, self.schema.missing_words, form=facts.form)
             known = cells.values[~cells.missing]
             numeric = known.dtype != object
             if facts.distinct and numeric == (facts.low is not None):

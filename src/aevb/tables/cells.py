@@ -19,12 +19,14 @@ from aevb.tables.schema import Schema
 def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
     """Values of a column as Python objects of a type.
 
-    Numbers are rounded if the type is an integer or all cells were whole. They are texts if the
-    column has amounts and its type is text.
+    Numbers are rounded if the type is an integer or all cells were whole. Amounts and
+    dates that the column writes as text are texts in the same form.
     """
     if (amounts := column.facts.amounts) is not None and dtype == "String":
         low = 10.0**-amounts.decimals if column.kind == "positive" else -math.inf  # 0 has no log
         return [amounts.text(max(number, low)) for number in values.tolist()]
+    if (dates := column.facts.dates) is not None and not dtype.startswith("Date"):
+        return dates.texts(values)
     if column.listed:
         levels = values.tolist()
         if dtype == "Boolean":

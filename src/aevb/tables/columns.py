@@ -14,6 +14,7 @@ import numpy as np
 from aevb.data.markers import marker_warnings
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.amounts import Amounts
+from aevb.tables.date_texts import DateTexts
 from aevb.tables.kinds import (
     KINDS,
     LEFT_OUT,
@@ -130,6 +131,8 @@ def column_from(record: Mapping[str, Any]) -> Column:
     facts["words"] = tuple(facts["words"])
     if facts.get("amounts") is not None:
         facts["amounts"] = Amounts(**facts["amounts"])
+    if facts.get("dates") is not None:
+        facts["dates"] = DateTexts(**facts["dates"])
     fields = dict(record) | {"facts": Facts(**facts), "levels": tuple(record["levels"])}
     column = Column(**fields)
     if column.kind not in (*KINDS, LEFT_OUT) or (

@@ -16,6 +16,7 @@ import narwhals as nw
 import numpy as np
 
 from aevb.tables.amounts import Amounts, with_amounts
+from aevb.tables.date_texts import DateTexts, with_dates
 from aevb.tables.reading import (
     MISSING_WORDS,
     WORDS_METADATA,
@@ -43,11 +44,11 @@ class Table:
         name: str,
         words: Sequence[str] = MISSING_WORDS,
         levels: Collection[Any] = (),
-        amounts: Amounts | None = None,
+        form: Amounts | DateTexts | None = None,
     ) -> Cells:
         """Read one column. Text cells that equal a missing word, and no level, are missing.
 
-        With ``amounts``, texts are numbers in this form.
+        With a ``form``, texts are amounts or dates in this form.
         """
         position = self.names.index(name)
         if self.library in ("dict", "array"):
@@ -58,7 +59,9 @@ class Table:
             metadata = self.native.schema.field(position).metadata or {}
             found = replace(found, words=json.loads(metadata.get(WORDS_METADATA, b"{}")))
         found = with_words(found, words, levels)
-        return found if amounts is None else with_amounts(found, amounts)
+        if isinstance(form, Amounts):
+            return with_amounts(found, form)
+        return found if form is None else with_dates(found, form)
 
     def _series(self, position: int) -> nw.Series[Any]:
         if self.library == "pandas":

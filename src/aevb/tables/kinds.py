@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aevb.tables.amounts import Amounts, mixed_units
+from aevb.tables.date_texts import DateTexts, why_no_dates
 from aevb.tables.reading import Cells
 
 KINDS = ("real", "positive", "count", "binary", "category", "ordered", "date")
@@ -65,6 +66,12 @@ class Facts:
     spike: float | None = None  # the most frequent number,
     spike_share: float = 0.0  # and its share of the known cells
     amounts: Amounts | None = None  # the form of numbers that are written as text
+    dates: DateTexts | None = None  # and of dates
+
+    @property
+    def form(self) -> Amounts | DateTexts | None:
+        """The form of numbers or dates that are written as text; None without one."""
+        return self.amounts or self.dates
 
     @property
     def constant(self) -> bool:
@@ -83,7 +90,7 @@ class Choice:
     reason: str
 
 
-def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
+def facts_of(cells: Cells, form: Amounts | DateTexts | None = None) -> Facts:
     """Summarise a column. Raise ValueError for cells that are not finite."""
     known = cells.values[~cells.missing]
     rows, missing = len(cells.values), int(cells.missing.sum())
@@ -127,7 +134,8 @@ def facts_of(cells: Cells, amounts: Amounts | None = None) -> Facts:
         log_spread=float(logs.std()) if positive else None,
         spike=float(distinct[times.argmax()]),
         spike_share=float(times.max() / len(values)),
-        amounts=amounts,
+        amounts=form if isinstance(form, Amounts) else None,
+        dates=form if isinstance(form, DateTexts) else None,
     )
 
 
@@ -193,10 +201,11 @@ def _chosen(cells: Cells, facts: Facts) -> Choice:
         return Choice("binary", "Bernoulli", "truth values")
     if facts.type in ("text", "category"):
         choice = _choose_levels(cells, facts, known)
-        mixed = mixed_units(cells.values[~cells.missing].tolist()) if facts.type == "text" else ""
+        texts = cells.values[~cells.missing].tolist() if facts.type == "text" else []
+        mixed = mixed_units(texts) or why_no_dates(texts)
         return replace(choice, reason=f"{choice.reason}; {mixed}") if mixed else choice
     if facts.type in ("date", "datetime"):
-        return Choice("date", "Normal", "dates, in days")
+        return Choice("date", "Normal", "dates, in days" if facts.dates is None else "in days")
     choice = _choose_number(cells.values[~cells.missing].astype(float), facts, known)
     if choice.kind in ("real", "positive") and facts.spike_share >= SPIKE:
         spike = f"{facts.spike_share:.0%} of the cells are {facts.spike:g}"
@@ -262,10 +271,10 @@ def _remarks(facts: Facts) -> str:
 
 
 def with_remarks(choice: Choice, facts: Facts) -> Choice:
-    """The same choice; its reason names the form of amounts, and texts that were made missing."""
-    amounts = [] if facts.amounts is None else [facts.amounts.described()]
+    """The same choice; its reason names the form of its texts, and those that were made missing."""
+    form = [] if facts.form is None else [facts.form.described()]
     words = [words_text(facts)] if facts.words else []
-    return replace(choice, reason="; ".join([*amounts, choice.reason, *words]))
+    return replace(choice, reason="; ".join([*form, choice.reason, *words]))
 
 
 def words_text(facts: Facts) -> str:

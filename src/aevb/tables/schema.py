@@ -29,6 +29,7 @@ from aevb.tables.columns import (
     warn_of_unit,
     warn_of_words,
 )
+from aevb.tables.date_texts import read_dates
 from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.large_columns import EncodedRows, read_columns
@@ -111,7 +112,8 @@ class Schema:
         never missing.
 
         A text column of amounts in one unit ("$1,234.50", "12 %", "(1,200)") is read as numbers,
-        unless ``kinds`` makes it a category. Filled and drawn cells are texts in the same form.
+        unless ``kinds`` makes it a category. So is a text column of dates ("2024-03-01 10:00",
+        "01.03.2024", "13/01/2024"). Filled and drawn cells are texts in the same form.
 
         A :class:`~aevb.data.large_tables.LargeTable` is read part by part.
         """
@@ -130,11 +132,12 @@ class Schema:
             if name in drop:
                 columns.append(dropped(name))
                 continue
-            wanted, amounts = (kinds or {}).get(name), None
+            wanted, amounts, dates = (kinds or {}).get(name), None, None
             cells = table.cells(name, words)
             if wanted not in ("binary", "category", "ordered"):  # whose levels are texts
                 cells, amounts = read_amounts(cells)
-            facts = facts_of(cells, amounts)
+                cells, dates = read_dates(cells)
+            facts = facts_of(cells, amounts or dates)
             warn_of_markers(cells)
             warn_of_words(name, cells.words, table.rows)
             choice = choose(cells, facts) if wanted is None else asked_choice(name, facts, wanted)
@@ -428,9 +431,7 @@ class Schema:
         self._check_columns(table.names)
         found, told = {}, []
         for column in self.used:
-            cells = table.cells(
-                column.name, self.missing_words, column.levels, column.facts.amounts
-            )
+            cells = table.cells(column.name, self.missing_words, column.levels, column.facts.form)
             values = found[column.name] = checked_cells(column, cells)
             if column.listed and (unknown := values == UNKNOWN).any():
                 if self.unknown_levels == "error":
