@@ -324,6 +324,25 @@ def test_ambiguous_dates_are_refused(tmp_path, monkeypatch, capsys):
     aevb(monkeypatch, capsys, "train", "t.csv", "--kind", "seen=category")
 
 
+# Words among numbers ------------------------------------------------------------------------------
+
+
+def test_a_word_among_decimal_commas_is_refused_and_declared_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    rows = [
+        ["k.A." if i % 20 == 3 else f"{draw.normal(5):.2f}".replace(".", ","), f"{i * i % 31}"]
+        for i in range(60)
+    ]
+    write_csv(tmp_path / "t.csv", rows, ["mass", "x"], delimiter=";")
+    error = " ".join(refused(monkeypatch, capsys, "train", "t.csv").split())
+    assert "'mass' is text because of one word: 57 of 60 cells are numbers" in error
+    assert "--missing k.A." in error
+    assert "--kind mass=category" in error
+    printed = aevb(monkeypatch, capsys, "train", "t.csv", "--missing", "k.A.")
+    assert re.search(r"mass +real +Normal +3 ", printed)
+
+
 # Training -----------------------------------------------------------------------------------------
 
 

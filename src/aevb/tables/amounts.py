@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ DIGITS = {
     for decimal, group in ((".", ","), (",", "."))
 }
 OTHER = {".": ",", ",": "."}
+MANY = 20  # different numbers as text are levels up to here
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Amounts:
 
     def described(self) -> str:
         """The form in words, for the reason of a schema."""
-        found = f"amounts such as {self.example!r}"
+        plain = not (self.unit or self.grouped or self.decimal == ",")
+        found = f"{'numbers as text' if plain else 'amounts'} such as {self.example!r}"
         if self.unit == "%":
             found += ", in percent"
         if self.decimal == "," and self.decimals:
@@ -102,8 +105,28 @@ def _minus(cell: re.Match[str]) -> str:
     return cell["open"] or (cell["outer"] or cell["inner"] or "").replace("+", "")
 
 
-def _all_parts(texts: Iterable[str]) -> dict[str, re.Match[str]]:
-    """The parts of each text; empty if one is no amount, or if all are plain numbers."""
+def is_code(text: str) -> bool:
+    """Whether a text is a number with a leading zero (00123)."""
+    return re.match(r"[+-]?0\d", text.strip()) is not None
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a plain number or one with separators: 1.5, 1e3, 2,5, 1,234."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return (cell := _parts(text)) is not None and not _unit(cell)
+
+
+def is_amount(text: str) -> bool:
+    return _parts(text) is not None
+
+
+def _all_parts(texts: Iterable[str], *, plain: bool = False) -> dict[str, re.Match[str]]:
+    """The parts of each text; empty if one is no amount.
+
+    Empty, too, if all are plain numbers, unless ``plain``.
+    """
     found: dict[str, re.Match[str]] = {}
     for text in texts:
         if text in found:
@@ -111,23 +134,28 @@ def _all_parts(texts: Iterable[str]) -> dict[str, re.Match[str]]:
         if (cell := _parts(text)) is None:
             return {}
         found[text] = cell
-    signed = any(_unit(cell) or re.search(r",|\..*\.", cell["digits"]) for cell in found.values())
-    return found if signed else {}
+    return found if plain or _signed(found) else {}
 
 
-def amounts_of(name: str, texts: Iterable[str]) -> Amounts | None:
+def _signed(found: Mapping[str, re.Match[str]]) -> bool:
+    """Whether some amount has a unit, or signs that no plain number has."""
+    return any(_unit(cell) or re.search(r",|\..*\.", cell["digits"]) for cell in found.values())
+
+
+def amounts_of(name: str, texts: Iterable[str], *, plain: bool = False) -> Amounts | None:
     """How a column writes its amounts; None if its texts are not all amounts in one unit.
 
     Raise ValueError if their point may separate thousands or decimals. A comma before exactly three
-    digits, in all cells that have one, separates thousands.
+    digits, in all cells that have one, separates thousands. With ``plain``, a column of plain
+    numbers is one of amounts without a unit.
     """
-    found = _all_parts(texts)
+    found = _all_parts(texts, plain=plain)
     if len({_unit(cell) for cell in found.values()}) != 1:
         return None
     digits = {cell["digits"] for cell in found.values()}
     fits = [d for d, style in DIGITS.items() if all(map(style.fullmatch, digits))]
     points = [text for text, cell in found.items() if "." in cell["digits"]]
-    if len(fits) == 2 and points:
+    if len(fits) == 2 and points and _signed(found):
         raise ValueError(
             f"Column {name!r} holds amounts such as {points[0]!r}, whose point may separate "
             f"thousands or decimals. Convert them to numbers, or read the schema with "
@@ -184,10 +212,15 @@ def mixed_units(texts: Iterable[str]) -> str:
 
 
 def read_amounts(cells: Cells) -> tuple[Cells, Amounts | None]:
-    """A text column of different amounts as numbers, and their form; else the column, and None."""
+    """A text column of different amounts as numbers, and their form; else the column, and None.
+
+    Many plain numbers are amounts if words that mark missing cells made them text.
+    """
     if cells.type != "text":
         return cells, None
-    amounts = amounts_of(cells.name, cells.values[~cells.missing].tolist())
+    texts = cells.values[~cells.missing].tolist()
+    plain = any(word.strip() for word in cells.words) and len(set(texts)) > MANY
+    amounts = amounts_of(cells.name, texts, plain=plain)
     if amounts is None:
         return cells, None
     found = with_amounts(cells, amounts)

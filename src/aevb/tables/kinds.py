@@ -7,14 +7,13 @@ a logarithm counted, so that the densities have the same units.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from aevb.tables.amounts import Amounts, mixed_units
+from aevb.tables.amounts import MANY, Amounts, is_code, mixed_units
 from aevb.tables.date_texts import DateTexts, why_no_dates
 from aevb.tables.reading import Cells
 
@@ -231,7 +230,7 @@ def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
     what = "text" if facts.type == "text" else "a categorical type"
     if (
         facts.type == "text"
-        and facts.distinct > 2 * FEW
+        and facts.distinct > MANY
         and _is_numeric_text(cells.values[~cells.missing])
     ):
         raise ValueError(
@@ -285,7 +284,7 @@ def words_text(facts: Facts) -> str:
 
 def _is_numeric_text(values: np.ndarray) -> bool:
     """Whether all texts are numbers, and none is a code with a leading zero (00123)."""
-    if any(re.match(r"[+-]?0\d", value.strip()) for value in set(values.tolist())):
+    if any(map(is_code, set(values.tolist()))):
         return False
     try:
         return all(math.isfinite(float(value)) for value in set(values.tolist()))

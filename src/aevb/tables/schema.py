@@ -34,6 +34,7 @@ from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.large_columns import EncodedRows, read_columns
 from aevb.tables.reading import MISSING_WORDS
+from aevb.tables.stray_words import refuse_stray_words
 from aevb.tables.unknown_levels import (
     checked_choice,
     describe_unknown_levels,
@@ -137,6 +138,7 @@ class Schema:
             if wanted not in ("binary", "category", "ordered"):  # whose levels are texts
                 cells, amounts = read_amounts(cells)
                 cells, dates = read_dates(cells)
+                refuse_stray_words(cells)
             facts = facts_of(cells, amounts or dates)
             warn_of_markers(cells)
             warn_of_words(name, cells.words, table.rows)
