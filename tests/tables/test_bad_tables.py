@@ -155,6 +155,11 @@ READ = {
         "ordered",
         "order not used",
     ),
+    "free text": (
+        [f"said {max(i - N // 3, 0)}" for i in range(N)],
+        "left out",
+        f"text that differs in most rows ({N - N // 3} different ones in {N} cells)",
+    ),
     "dates": (
         [datetime.date(2020, 1, 1) + datetime.timedelta(days=i * i) for i in range(N)],
         "date",

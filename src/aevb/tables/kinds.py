@@ -240,6 +240,13 @@ def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
         )
     if facts.type == "text" and facts.distinct == known and known > FEW:
         return Choice(LEFT_OUT, "", "an identifier: text that differs in every row")
+    if facts.type == "text" and facts.distinct > MANY and 2 * facts.distinct > known:
+        return Choice(
+            LEFT_OUT,
+            "",
+            f"text that differs in most rows ({facts.distinct:,} different ones in {known:,} "
+            f"cells)",
+        )
     if facts.distinct > MOST_LEVELS:
         return Choice(
             LEFT_OUT,
