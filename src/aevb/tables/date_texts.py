@@ -88,8 +88,9 @@ def _time(text: str, order: str) -> datetime.datetime | None:
     if found is None:
         return None
     parts = ("year", "month", "day", "hour", "minute", "second")
+    year, month, day, hour, minute, second = (int(found[part] or 0) for part in parts)
     try:
-        return datetime.datetime(*(int(found[part] or 0) for part in parts))
+        return datetime.datetime(year, month, day, hour, minute, second)
     except ValueError:
         return None
 
