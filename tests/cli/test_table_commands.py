@@ -343,6 +343,15 @@ def test_a_word_among_decimal_commas_is_refused_and_declared_missing(tmp_path, m
     assert re.search(r"mass +real +Normal +3 ", printed)
 
 
+def test_levels_that_may_mark_missing_cells_are_told(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    table = pa.table({"city": ["Bonn", "unknown", "Köln", "other"] * 9, "x": np.arange(36) ** 2})
+    told = "city: 'unknown' is a level; if it marks missing cells, declare it missing (--missing)"
+    assert told in schema_text(Schema.read(table))
+    words = table.set_column(0, "city", table["city"].dictionary_encode())
+    assert "is a level" not in schema_text(Schema.read(words))
+
+
 # Training -----------------------------------------------------------------------------------------
 
 

@@ -136,7 +136,17 @@ READ = {
     "row numbers": (np.arange(1, N + 1), "left out", "row numbers"),
     "64-bit identifiers": ([2**62 + i * i for i in range(N)], "left out", "2^53"),
     "words for missing": (["", "NA", "nan", "x", "y"] * 8, "binary", "text is '', 'NA', 'nan'"),
-    "words that may be levels": (["none", "null", "?", "-"] * 10, "category", "4 levels"),
+    "words that may be levels": (
+        ["none", "null", "?", "x"] * 10,
+        "category",
+        "text with 4 levels; '?' and 'none' and 'null' are levels; if they mark missing cells, "
+        "declare them missing",
+    ),
+    "a word that may be a level": (
+        ["Unknown", "other", "x", "y"] * 10,
+        "category",
+        "4 levels; 'Unknown' is a level; if it marks missing cells, declare it missing",
+    ),
     "categories named as missing cells": (
         pd.Categorical(["NA", "none", "nan", "?"] * 10),
         "category",

@@ -37,7 +37,7 @@ def paragraph(words: str, indent: str = "") -> str:
 
 def schema_text(schema: Schema) -> str:
     """The columns that are modelled, one line each, then those that are left out and why."""
-    from aevb.tables.kinds import words_text
+    from aevb.tables.kinds import marks_text, words_text
 
     used = schema.used[:SHOWN]
     lines = [("column", "kind", "likelihood", "missing", "values")]
@@ -60,6 +60,8 @@ def schema_text(schema: Schema) -> str:
             found.append(paragraph(f"{column.name}: {told}", " " * 4))
         if column.facts.words:
             found.append(paragraph(f"{column.name}: {words_text(column.facts)}", " " * 4))
+        if column.listed and (told := marks_text(column.facts)):
+            found.append(paragraph(f"{column.name}: {told} (--missing)", " " * 4))
     left = [column for column in schema.columns if not column.used]
     if left:
         width = min(max(len(column.name) for column in left[:SHOWN]), WIDEST)

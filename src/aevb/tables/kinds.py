@@ -27,6 +27,8 @@ CLEAR = 0.01  # nats per row by which a logarithm must be better
 BETTER, DECISIVE = 0.05, 10.0
 SPIKE = 0.2  # a share of equal cells that the reason of a density mentions
 SMOOTH = 10  # whole numbers with a larger standard deviation may be modelled as a density
+# Levels that may mark missing cells. They are levels, because in some columns they say something.
+MARKS = ("unknown", "missing", "none", "null", "?", "-", "n.a.", "k.a.", "not available")
 
 LIKELIHOODS = {
     "real": "Normal",
@@ -273,7 +275,19 @@ def _remarks(facts: Facts) -> str:
     plain = {str(level).strip().casefold() for level in facts.levels or ()}
     if len(plain) < len(facts.levels or ()):
         found += "; some differ only in spaces or capitals"
-    return found
+    return f"{found}; {told}" if (told := marks_text(facts)) else found
+
+
+def marks_text(facts: Facts) -> str:
+    """Say which levels of a text may mark missing cells; "" if none does."""
+    levels = facts.levels or () if facts.type == "text" else ()
+    found = [level for level in levels if level.strip().lower() in MARKS]
+    if not found:
+        return ""
+    shown = " and ".join(map(repr, found))
+    if len(found) == 1:
+        return f"{shown} is a level; if it marks missing cells, declare it missing"
+    return f"{shown} are levels; if they mark missing cells, declare them missing"
 
 
 def with_remarks(choice: Choice, facts: Facts) -> Choice:
