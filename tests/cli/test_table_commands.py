@@ -809,6 +809,7 @@ def test_evaluate_sees_no_gain_where_columns_are_independent(tmp_path, monkeypat
     ("arguments", "message"),
     [
         (["train", "no.csv"], "There is no file no.csv in this folder"),
+        (["train", "no.xlsx"], "There is no file no.xlsx in this folder"),
         (["train", "empty.csv"], "empty.csv cannot be read: it is empty."),
         (["train", "header.csv"], "it has a header but no rows"),
         (["train", "one.csv"], "The table has one row"),

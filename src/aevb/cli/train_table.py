@@ -35,6 +35,7 @@ ARRAYS = (".npz", ".npy")
 OTHERS = {
     ".xlsx": "save the sheet as CSV",
     ".xls": "save the sheet as CSV",
+    ".ods": "save the sheet as CSV",
     ".json": "save the table as CSV or Parquet",
     ".feather": "save the table as Parquet",
     ".gz": "unpack it",
@@ -75,12 +76,12 @@ def names_table(text: str) -> bool:
                 f"The folder {text} holds no run, no saved model and no Parquet files."
             )
         return not known
+    if path.suffix in (*TABLES, *OTHERS) and not path.exists():
+        raise ValueError(
+            f"There is no file {text} in this folder ({Path.cwd()}). Name a table that exists, or "
+            f"a model and its data: aevb train vae --data FILE --out run."
+        )
     if path.suffix in TABLES:
-        if not path.exists():
-            raise ValueError(
-                f"There is no file {text} in this folder ({Path.cwd()}). Name a table that "
-                f"exists, or a model and its data: aevb train vae --data FILE --out run."
-            )
         return True
     if path.suffix in ARRAYS:
         raise ValueError(
