@@ -268,7 +268,11 @@ BAD_TABLES = {
         "for more, write one line per step (row,step,x0,x1,…), or use .npz.",
     ),
     "vectors in lines": (state, "row,step,a,b\n0,0,1,2\n", "x needs 4 columns, but gets 2 (a, b)."),
-    "twice": (vae, "a,a,c,d\n1,2,3,4\n", "its header has the column 'a' twice"),
+    "twice": (
+        vae,
+        "a,a,c,d\n1,2,3,4\n",
+        "its header has the column 'a' more than once. Rename them.",
+    ),
     "no rows": (vae, "a,b,c,d\n", "it has a header but no rows"),
     "words": (vae, "a,b,c,d\n1,2,3,x\n", "line 2, column 'd' holds 'x', not a number"),
 }

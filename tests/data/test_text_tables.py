@@ -172,11 +172,14 @@ def test_the_metadata_count_words_that_were_made_missing(tmp_path):
 REFUSED = {
     "empty": (b"", "it is empty"),
     "no rows": (b"a,b\n", "it has a header but no rows"),
-    "twice": (b"a,a\n1,2\n", "its header has the column 'a' twice"),
+    "twice": (b"a,a\n1,2\n", "its header has the column 'a' more than once. Rename them."),
+    "several": (b"a,b,b,a,c,b\n", "has the columns 'a', 'b' more than once. Rename them."),
     "no name": (b",a\n1,2\n", "its column 1 has no name"),
     "cells": (b"a,b\n1,2\n1,2,3\n", "line 3 has 3 cells, the first has 2"),
     "open quote": (b'a,b\n1,x\n1,"x\n2,z\n', "that opens on line 3 or later is not closed"),
     "latin-1": ("a,b\n1,é\n".encode("latin1"), "it is not UTF-8 text (byte 0xe9: Latin-1?)"),
+    "cp1252": ("a,b\n1,é €\n".encode("cp1252"), "(byte 0xe9: Windows-1252?). Save it as UTF-8, "),
+    "a sign": ("a,b\n1,€\n".encode("cp1252"), "iconv -f cp1252 -t utf-8 old.csv > new.csv"),
     "two signs": (b"a;b\n1,5;1.5\n", "decimal commas (column 'a') and points (column 'b')"),
     "NUL": (b"a,b\n1,\0\n", "it holds NUL bytes"),
 }

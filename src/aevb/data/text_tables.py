@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from array import array
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -159,14 +160,17 @@ def check_quotes(path: Path) -> None:
 
 def distinct(names: list[str]) -> tuple[str, ...]:
     """Return the column names; refuse an empty name or one that occurs twice."""
-    found: dict[str, int] = {}
-    for i, name in enumerate(names):
-        if not name:
-            raise ValueError(f"its column {i + 1} has no name; drop it (an index?), or name it")
-        if name in found:
-            raise ValueError(f"its header has the column {name!r} twice")
-        found[name] = i
-    return tuple(found)
+    times = Counter(names)
+    if "" in times:
+        at = names.index("") + 1
+        raise ValueError(f"its column {at} has no name; drop it (an index?), or name it")
+    repeated = [name for name, count in times.items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"its header has the column{'s' * (len(repeated) > 1)} "
+            f"{', '.join(map(repr, repeated))} more than once. Rename them"
+        )
+    return tuple(names)
 
 
 # The parts of a file ------------------------------------------------------------------------------
@@ -313,9 +317,12 @@ def _not_unicode(error: UnicodeDecodeError) -> ValueError:
             f"it begins as UTF-16 but is not valid UTF-16 ({error.reason}). Save it as UTF-8"
         )
     byte = error.object[error.start]
+    # Latin-1 has no signs from 0x80 to 0x9f, where Windows has € and quotes.
+    windows = any(0x80 <= one <= 0x9F for one in error.object)
+    name, code = ("Windows-1252", "cp1252") if windows else ("Latin-1", "latin1")
     return ValueError(
-        f"it is not UTF-8 text (byte 0x{byte:02x}: Latin-1?). Save it as UTF-8, e.g. iconv -f "
-        f"latin1 -t utf-8 old.csv > new.csv"
+        f"it is not UTF-8 text (byte 0x{byte:02x}: {name}?). Save it as UTF-8, e.g. iconv -f "
+        f"{code} -t utf-8 old.csv > new.csv"
     )
 
 
