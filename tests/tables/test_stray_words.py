@@ -68,3 +68,8 @@ def test_numbers_that_missing_words_made_text_are_numbers_and_go_back_as_texts()
     fitted = schema.fit(schema.mixture(1), table, starts=1)
     mean = f"{np.mean([float(text) for text in NUMBERS]):.3f}"
     assert fitted.impute(table)["a"].tolist() == [*NUMBERS, mean, mean]
+
+
+def test_an_open_end_is_a_level():
+    schema = Schema.read({"children": ["0", "1", "2", "3+"] * 10, "a": np.arange(40.0) ** 2})
+    assert schema["children"].levels == ("0", "1", "2", "3+")

@@ -30,8 +30,8 @@ def refuse_stray_words(cells: Cells) -> None:
             return
         if what is None:
             words.append(text)
-            if len(words) > MOST:
-                return
+            if len(words) > MOST or any(character.isdigit() for character in text):
+                return  # levels, such as "0", "1", "2" and "3+"
         else:
             found[what] += count
     dates = found.pop("dates", 0)
