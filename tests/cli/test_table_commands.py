@@ -757,6 +757,16 @@ def test_semicolons_and_decimal_commas_come_back(tmp_path, monkeypatch, capsys):
     header, scored = read_csv(tmp_path / "scored.csv", delimiter=";")
     assert header == ["city", "price", "p", "log_p", "tail"]
     assert all("," in row[3] and "." not in row[3] for row in scored)
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "9", "--out", "new.csv")
+    header, new = read_csv(tmp_path / "new.csv", delimiter=";")
+    assert header == ["city", "price", "p"]
+    assert len(new) == 9
+    assert all("," in row[2] and "." not in row[2] for row in new)
+    (tmp_path / "euro.csv").unlink()
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "9", "--out", "new.csv")
+    header, plain = read_csv(tmp_path / "new.csv")
+    assert header == ["city", "price", "p"]
+    assert plain == [[cell.replace(",", ".") for cell in row] for row in new]
 
 
 # Other commands on the run of a table -------------------------------------------------------------

@@ -5,13 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aevb.cli.data_argument import recipe_of
 from aevb.cli.open_table import LISTED
 from aevb.cli.options import refuse_input
-from aevb.cli.table_files import refuse_ending, rounded_cells, write_frame
+from aevb.cli.table_files import TEXT, read_table_file, refuse_ending, rounded_cells, write_frame
 from aevb.cli.table_text import rows_text
+
+if TYPE_CHECKING:
+    from aevb.data.datasets import Recipe
 
 
 def sample_table(run: Path, out: Path | None, n: int, seed: int) -> None:
@@ -47,5 +50,12 @@ def sample_table(run: Path, out: Path | None, n: int, seed: int) -> None:
             f"\nWrite them: {shlex.join(['aevb', 'sample', str(run), '-n', str(n)])} --out new.csv"
         )
         return
-    write_frame(out, frame)
+    write_frame(out, frame, *_layout(recipe))
     print(f"{n} new rows with the columns of the table are in {out}.")
+
+
+def _layout(recipe: Recipe | None) -> tuple[str, str]:
+    """The separator and the decimal sign of the run's table; "," and "." if it is not there."""
+    if recipe is None or Path(recipe.data).suffix not in TEXT or not Path(recipe.data).exists():
+        return ",", "."
+    return read_table_file(recipe.data).layout

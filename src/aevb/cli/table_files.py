@@ -341,8 +341,8 @@ def _typed_beside(
     return found
 
 
-def _texts_of(frame: Any) -> dict[str, list[str]]:
-    return {name: texts(frame.column(name).to_pylist()) for name in frame.column_names}
+def _texts_of(frame: Any, sign: str = ".") -> dict[str, list[str]]:
+    return {name: texts(frame.column(name).to_pylist(), sign) for name in frame.column_names}
 
 
 def _texts_beside(
@@ -360,12 +360,12 @@ def _texts_beside(
     return columns | {name: texts(_plain(values), sign) for name, values in results.items()}
 
 
-def write_frame(out: Path, frame: Any) -> None:
-    """Write a pyarrow table."""
+def write_frame(out: Path, frame: Any, separator: str = ",", sign: str = ".") -> None:
+    """Write a pyarrow table; ``sign`` is the decimal sign of a text file."""
     if out.suffix == ".parquet":
         write_parquet(out, frame)
     else:
-        write_texts(out, _texts_of(frame), ",")
+        write_texts(out, _texts_of(frame, sign), separator)
 
 
 def write_parquet(out: Path, frame: Any) -> None:
