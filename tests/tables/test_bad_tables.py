@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -301,6 +302,92 @@ def test_the_same_unit_is_not_told():
         schema.encode(table)
         for name in ("height", "income", "clicks"):
             schema.encode(table.loc[[table[name].astype(float).idxmax()]])
+
+
+def wide(rows: int = 300) -> pd.DataFrame:
+    """Positive columns from narrow to wide, and a column with zeros."""
+    draw = np.random.default_rng(5)
+    return pd.DataFrame(
+        {
+            "length": draw.normal(44, 5.5, rows),
+            "dollars": draw.lognormal(4, 1, rows).round(2),
+            "percent": draw.lognormal(2.5, 0.5, rows),
+            "share": np.maximum(draw.normal(12, 9, rows), 0.0),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "told"),
+    [
+        ("length", 0.1, "10 times smaller"),
+        ("length", 1 / 25.4, "25.4 times smaller"),
+        ("length", 2.54, "2.54 times larger"),
+        ("length", 60, "60 times larger"),
+        ("dollars", 100, "100 times larger"),
+        ("percent", 0.01, "100 times smaller"),
+        ("share", 100, "100 times larger"),
+    ],
+)
+def test_a_usual_factor_between_units_is_named(name, factor, told):
+    schema, table = Schema.read(wide()), wide()[:40]
+    with pytest.warns(DataWarning) as caught:
+        schema.encode(table.assign(**{name: table[name] * factor}))
+    (message,) = [str(one.message) for one in caught]
+    assert f"Column {name!r} lies far" in message
+    assert f"Its cells are about {told}. Has it another unit? Convert it" in message
+    assert message.endswith(f"schema.rescaled({name!r}, {factor:.4g}).")
+
+
+def test_a_column_far_away_without_a_usual_factor_is_told():
+    schema, table = Schema.read(wide()), wide()[:1]
+    with pytest.warns(
+        DataWarning, match=r"were [\d.]+ to [\d.]+\. Has it another unit\?"
+    ) as caught:
+        schema.encode(table.assign(length=44 * 5.5))
+    assert str(caught[0].message).endswith("schema.rescaled('length', factor).")
+
+
+def test_parts_of_the_same_table_are_not_told():
+    """Clusters, single rows and random rows of the schema's own table."""
+    from sklearn.datasets import load_wine
+
+    penguins = pd.read_csv(Path(__file__).parents[2] / "docs" / "data" / "penguins.csv")
+    wine = load_wine(as_frame=True).frame
+    tables = [(penguins, ["species", "island"]), (wine, ["target"]), (wide(), [])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for table, groups in tables:
+            schema = Schema.read(table)
+            for group in groups:
+                for _, rows in table.groupby(group):
+                    schema.encode(rows)
+            for n in (1, 2, 5, 30):
+                for seed in range(10):
+                    schema.encode(table.sample(n, random_state=seed))
+            for name in table.select_dtypes("number"):  # the ends of a column
+                ordered = table.sort_values(name)
+                schema.encode(ordered[:6])
+                schema.encode(ordered[-6:])
+
+
+def test_new_rows_of_the_same_source_are_not_told():
+    """40 schemas of 150 rows and 150 other rows; about 1 % of new cells lie outside a range."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(40):
+            table = wide().sample(frac=1, random_state=seed)
+            Schema.read(table[:150]).encode(table[150 : 150 + (1, 5, 20, 150)[seed % 4]])
+
+
+def test_the_next_dates_of_a_short_period_are_not_told():
+    days = pd.date_range("2024-01-01", periods=60)
+    schema = Schema.read(pd.DataFrame({"day": days}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        schema.encode(pd.DataFrame({"day": days + pd.Timedelta(days=120)}))
+    with pytest.warns(DataWarning, match="Has it another unit\\? Check it"):
+        schema.encode(pd.DataFrame({"day": days + pd.Timedelta(days=2000)}))
 
 
 def test_a_type_may_change_within_its_kind():

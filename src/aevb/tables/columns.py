@@ -27,7 +27,6 @@ from aevb.tables.kinds import (
 from aevb.tables.reading import Cells, zone_of
 
 MANY = 3  # a word for missing cells in more than 1 / MANY of the cells is warned of
-FAR = 8.0  # recorded scales between the median of new values and the recorded location
 UNKNOWN = -1.0  # the position of a level that the schema does not know
 COUNTS = {"Poisson": "counts", "NegativeBinomial": "overdispersed"}  # variables of counts
 
@@ -273,29 +272,6 @@ def _positions(column: Column, cells: Cells) -> np.ndarray:
     known = cells.values[~cells.missing].tolist()
     found[~cells.missing] = np.fromiter(map(codes.get, known, repeat(UNKNOWN)), float, len(known))
     return found
-
-
-def warn_of_unit(column: Column, values: np.ndarray) -> None:
-    """Warn if the new cells lie far from those that the schema was read from."""
-    known = values[~np.isnan(values)]
-    if column.listed or not len(known):
-        return
-    standard = (np.log(known) if column.kind == "positive" else known) - column.location
-    distance = float(np.median(np.abs(standard))) / abs(column.scale)
-    if distance > FAR:
-        seen = f"{column.facts.low:g} to {column.facts.high:g}"
-        fix = (
-            f"Convert it, or use schema.rescaled({column.name!r}, factor)"
-            if column.kind in ("real", "positive")
-            else "Check it"
-        )
-        warnings.warn(
-            f"Column {column.name!r} lies far from the cells that the schema was read from: its "
-            f"median is {float(np.median(known)):g}, and they were {seen}. Has it another unit? "
-            f"{fix}.",
-            DataWarning,
-            stacklevel=5,
-        )
 
 
 def levels_at(column: Column, positions: np.ndarray) -> np.ndarray:

@@ -26,7 +26,6 @@ from aevb.tables.columns import (
     range_text,
     rescaled_facts,
     warn_of_markers,
-    warn_of_unit,
     warn_of_words,
 )
 from aevb.tables.date_texts import read_dates
@@ -35,6 +34,7 @@ from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.large_columns import EncodedRows, read_columns
 from aevb.tables.reading import MISSING_WORDS
 from aevb.tables.stray_words import refuse_stray_words
+from aevb.tables.units import warn_of_unit
 from aevb.tables.unknown_levels import (
     checked_choice,
     describe_unknown_levels,
