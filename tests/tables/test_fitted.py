@@ -326,6 +326,27 @@ def test_exact_factors_score_like_a_gaussian():
     assert ((model.impute(holed) - table).abs().mean() < table.std()).all()
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_tails_are_shares_of_simulated_rows_with_the_same_missing_cells(library):
+    model, table = fitted(library), mixed(30, seed=3)
+    scores = model.score(LIBRARIES[library](table), tail=True, seed=4)
+    log_p, tails = np.array(cells(scores, "log_p")), np.array(cells(scores, "tail"))
+    simulated = pd.DataFrame({name: cells(model.sample(1000, seed=4), name) for name in table})
+    for row in (0, 7, 11, 19):
+        known = simulated.astype(table.dtypes).mask(table.iloc[[row] * 1000].isna().to_numpy())
+        others = np.array(cells(model.score(LIBRARIES[library](known)), "log_p"))
+        assert tails[row] == pytest.approx((others <= log_p[row]).mean(), abs=1e-3)
+
+
+def test_tails_need_an_exact_log_p():
+    table = mixed()
+    schema = Schema.read(table)
+    with pytest.raises(ValueError, match="tail=True needs an exact log p"):
+        schema.fit(schema.vae(2, hidden=(4,)), table, epochs=1, seed=1).score(table, tail=True)
+    with pytest.raises(ValueError, match="tail=True needs an exact log p"):
+        fitted().score(table, tail=True, method="importance")
+
+
 @pytest.mark.parametrize("make", [lambda s: s.factors(2), lambda s: s.vae(2, hidden=(16,)),
                                   lambda s: s.gmvae(3, 2, hidden=(16,))])  # fmt: skip
 def test_amortised_models_of_mixed_tables(make):

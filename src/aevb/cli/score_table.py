@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aevb.tables.fitted import TableModel
+    from aevb.tables.tail_probabilities import TailProbabilities
 
-SIMULATED = 1000  # rows per pattern of missing cells, for tail probabilities
 PATTERNS = 200  # most patterns of missing cells for which rows are simulated
 
 
@@ -38,9 +38,11 @@ def score(
     """
     import numpy as np
 
+    from aevb.tables.tail_probabilities import SIMULATED, TailProbabilities
+
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
-    tails = Tails(opened.table, seed)
-    columns = _scores(tails, opened.known, PATTERNS)
+    tails = TailProbabilities(opened.schema, opened.table.model, seed)
+    columns = _scores(opened.table, tails, opened.known, PATTERNS)
     log_p = columns["log_p"]
     results = opened.beside(_rounded(columns))
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
@@ -78,7 +80,7 @@ def score(
             out,
             _rounded(columns),
             " and ".join(results),
-            lambda part: _rounded(_scores(tails, part, most)),
+            lambda part: _rounded(_scores(opened.table, tails, part, most)),
         )
         print(told)
 
@@ -87,62 +89,16 @@ def _rounded(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: rounded(values) for name, values in columns.items()}
 
 
-def _scores(tails: Tails, frame: Any, most: float) -> dict[str, np.ndarray]:
+def _scores(
+    table: TableModel, tails: TailProbabilities, frame: Any, most: float
+) -> dict[str, np.ndarray]:
     """log p of rows with its standard error, or with tail probabilities if log p is exact.
 
     They have no tail probabilities if they have more than ``most`` patterns of missing cells.
     """
-    found = tails.table.score(frame, seed=tails.seed)
+    found = table.score(frame, seed=tails.seed)
     columns = {name: found[name].to_numpy() for name in found.column_names}
     if "stderr" not in columns:
         tail = tails.of(frame, columns["log_p"], most)
         columns |= {} if tail is None else {"tail": tail}
     return columns
-
-
-class Tails:
-    """Tail probabilities of rows, by their patterns of missing cells."""
-
-    def __init__(self, table: TableModel, seed: int) -> None:
-        self.table, self.seed = table, seed
-        self.references: dict[bytes, np.ndarray] = {}  # log p of simulated rows, in order
-
-    def of(self, frame: Any, log_p: np.ndarray, most: float) -> np.ndarray | None:
-        """The share of simulated rows with the same missing cells that are at most as likely, [N].
-
-        None if the rows have more than ``most`` patterns of missing cells.
-        """
-        import numpy as np
-
-        hidden = np.column_stack(list(self.table.schema.missing_cells(frame).values()))
-        patterns, which = np.unique(hidden, axis=0, return_inverse=True)
-        if len(patterns) > most:
-            return None
-        found = np.empty(len(log_p))
-        for i, pattern in enumerate(patterns):
-            rows = which.reshape(-1) == i
-            reference = self._reference(pattern)
-            found[rows] = np.searchsorted(reference, log_p[rows], side="right") / SIMULATED
-        return found
-
-    def _reference(self, pattern: np.ndarray) -> np.ndarray:
-        import numpy as np
-
-        key = pattern.tobytes()
-        if key not in self.references:
-            names = [column.name for column in self.table.schema.used]
-            simulated = self.table.sample(SIMULATED, seed=self.seed)
-            known = _hidden(simulated, [name for name, h in zip(names, pattern, strict=True) if h])
-            scores = self.table.score(known, seed=self.seed)["log_p"].to_numpy()
-            self.references[key] = np.sort(scores)
-        return self.references[key]
-
-
-def _hidden(frame: Any, names: list[str]) -> Any:
-    import pyarrow as pa  # type: ignore[import-untyped]
-
-    for name in names:
-        field = frame.schema.field(name)
-        nothing = pa.nulls(frame.num_rows, field.type)
-        frame = frame.set_column(frame.column_names.index(name), field, nothing)
-    return frame

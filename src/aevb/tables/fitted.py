@@ -29,6 +29,7 @@ from aevb.tables.declarations import PART
 from aevb.tables.fitting import fit_data
 from aevb.tables.frames import Table, new_frame, read_table
 from aevb.tables.schema import Schema
+from aevb.tables.tail_probabilities import TailProbabilities
 from aevb.training.run import Run, load_run
 from aevb.training.run_folder import SCHEMA
 
@@ -176,6 +177,7 @@ class TableModel:
         *,
         method: str | AIS | Particles = "auto",
         samples: int | None = None,
+        tail: bool = False,
         seed: int = 0,
     ) -> Any:
         """log p of each row, as a density of the original columns (nats).
@@ -186,9 +188,15 @@ class TableModel:
 
         Among rows with the same missing cells, those with the lowest log_p are outliers. log_p of
         rows with different missing cells is not comparable: each known cell adds a term that
-        depends on its unit. Their tail probabilities are, which ``aevb score`` computes: the share
-        of rows simulated from the model, with the same missing cells, that are at most as likely.
+        depends on its unit. Their tail probabilities are comparable: the shares of rows simulated
+        from the model, with the same missing cells, that are at most as likely. With ``tail``, the
+        column ``tail`` has them; they need an exact log p.
         """
+        if tail and (method not in ("auto", "exact") or why_not_exact(self.model) is not None):
+            raise ValueError(
+                'tail=True needs an exact log p. Leave it out, or score with method="auto" and a '
+                "model whose log p is exact: schema.fit_default(frame) or schema.mixture(3)."
+            )
         table = read_table(frame)
         data: dict[str, Any] = dict(self.schema.encode(table))
         jacobian = self.schema.log_jacobian(table)
@@ -198,6 +206,10 @@ class TableModel:
             columns["stderr"] = _numpy(found.stderr)
             if found.notes:
                 warnings.warn(" ".join(found.notes), DataWarning, stacklevel=2)
+        if tail:
+            tails = TailProbabilities(self.schema, self.model, seed).of(frame, columns["log_p"])
+            assert tails is not None
+            columns["tail"] = tails
         return table.beside(columns)
 
     def sample(self, n: int = 1, *, seed: int | None = None) -> Any:
