@@ -408,6 +408,28 @@ def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypat
     assert Path("first.csv").read_text() == Path("second.csv").read_text()
     compared = aevb(monkeypatch, capsys, "compare", "run", "run/clusters")
     assert "These are the training rows of" in compared
+    # BIC chooses the covariance only, if the number of clusters is given.
+    three = aevb(monkeypatch, capsys, "cluster", "run", "--clusters", 3)
+    assert "Chosen: mixture of 3 components" in three
+    assert "  2 components" not in three
+    assert "The mixture is in run/clusters-3." in three
+    assert "in 3 clusters" in three
+    assert "Write all rows: aevb cluster run --out clusters.csv --clusters 3\n" in three
+    assert load_table("run/clusters-3").model.graph.size("cluster") == 3
+    again = aevb(monkeypatch, capsys, "cluster", "run", "--clusters", 3)
+    assert again == three[three.index("120 rows of") :]
+    one = aevb(monkeypatch, capsys, "cluster", "run", "--clusters", 1)
+    assert "BIC finds no clusters" not in one
+    assert "in 1 cluster; the" in one
+    assert "in 2 clusters" in aevb(monkeypatch, capsys, "cluster", "run")
+
+
+def test_the_number_of_clusters_of_a_mixture_is_fixed(here, monkeypatch, capsys):
+    err = refused(monkeypatch, capsys, "cluster", "guests-run", "--clusters", 3)
+    assert "The model of guests-run has clusters already, so leave --clusters out." in err
+    assert "aevb train TABLE --model mixture --set components=3 --out FOLDER" in err
+    err = refused(monkeypatch, capsys, "cluster", "guests-run", "--clusters", 0)
+    assert "--clusters must be at least 1, got 0" in err
 
 
 def test_clusters_of_a_density_need_its_own_table(tmp_path, monkeypatch, capsys):

@@ -41,7 +41,7 @@ def choose_by_bic(
     found = compare(schema, frame, name, arguments, seed=seed, tell=tell)
     best = found[0]
     told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
-    if best.arguments.get("components") == 1:
+    if best.arguments.get("components") == 1 and arguments.get("components") is None:
         told.append(
             paragraph(
                 "With one component, BIC finds no clusters in this table. To see some in spite of "

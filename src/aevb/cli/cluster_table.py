@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
@@ -30,18 +32,26 @@ def cluster(
     out: Out = None,
     missing: RunMissing = None,
     unknown_levels: UnknownLevels = None,
+    clusters: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of clusters of a run whose model has none; default: BIC chooses."
+        ),
+    ] = None,
     seed: Seed = 0,
 ) -> None:
     """Assign each row of a table to a cluster, with the probability of every cluster.
 
     The command describes the clusters, and compares them with categories that were left out of the
     model. The default model of a table has no clusters: then a mixture is fitted to the run's
-    table, with as many clusters as BIC chooses, and kept in the run's folder.
+    table, with as many clusters as BIC chooses or --clusters says, and kept in the run's folder.
 
     Example: aevb cluster run --out clusters.csv
     """
+    if clusters is not None and clusters < 1:
+        raise ValueError(f"--clusters must be at least 1, got {clusters}.")
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
-    opened = _with_clusters(opened, seed)
+    opened = _with_clusters(opened, clusters, seed)
     columns = columns_of(opened.table.clusters(opened.known, seed=seed))
     labels, sure = columns["cluster"], _most_probable(columns)
     print(
@@ -57,7 +67,8 @@ def cluster(
         print("\n" + _against(opened, labels, len(columns) - 1, name))
     print()
     if out is None:
-        print(opened.offer("cluster", "clusters.csv"))
+        asked = "" if clusters is None else f" --clusters {clusters}"
+        print(opened.offer("cluster", "clusters.csv") + asked)
     else:
         told = opened.written(
             out,
@@ -72,31 +83,45 @@ def _probabilities(count: int) -> str:
     return "cluster and its probability" if count == 1 else f"cluster and {count} probabilities"
 
 
-def _with_clusters(opened: Opened, seed: int) -> Opened:
-    """Return the run itself if its model has clusters, and else that of a mixture for it."""
+def _with_clusters(opened: Opened, count: int | None, seed: int) -> Opened:
+    """Return the run itself if its model has clusters, and else that of a mixture for it.
+
+    ``count`` is the number of clusters of the mixture; None if BIC chooses it.
+    """
     from aevb.tables.declarations import PART
 
     graph = opened.table.model.graph
     if PART in graph.latents:
-        return replace(opened, table=_mixture(opened, seed))
+        return replace(opened, table=_mixture(opened, count, seed))
     if not any(graph.rule("p", name).spec.categorical for name in graph.latents):
         raise ValueError(
             f"The model of {opened.run} has no clusters. For the codes of its rows: aevb encode "
             f"{opened.run}. For clusters train with --model mixture or --model gmvae."
         )
+    if count is not None:
+        raise ValueError(
+            f"The model of {opened.run} has clusters already, so leave --clusters out. For another "
+            f"number of them train again: aevb train TABLE --model mixture --set "
+            f"components={count} --out FOLDER."
+        )
     return opened
 
 
-def _mixture(opened: Opened, seed: int) -> TableModel:
-    """Read the mixture in the run's folder, or choose one by BIC and fit it to the run's table."""
+def _mixture(opened: Opened, count: int | None, seed: int) -> TableModel:
+    """Read the mixture in the run's folder, or choose one by BIC and fit it to the run's table.
+
+    BIC chooses the covariance, and the number of clusters if ``count`` is None.
+    """
     from aevb.tables.fitted import load_table
     from aevb.tables.selection import STARTS
     from aevb.training.checkpoint import folders
 
-    place, schema = opened.run / CLUSTERS, opened.schema
+    name = CLUSTERS if count is None else f"{CLUSTERS}-{count}"
+    place, schema = opened.run / name, opened.schema
     if not folders(place):
         train = _training_rows(opened)
-        model, _ = choose_by_bic(schema, train, "mixture", {}, seed)
+        fixed = {"components": count, "covariance": None}
+        model, _ = choose_by_bic(schema, train, "mixture", fixed, seed)
         schema.fit(
             model,
             train,
