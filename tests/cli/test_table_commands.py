@@ -507,7 +507,9 @@ def test_a_stopped_run_of_a_table_resumes_as_if_it_had_not_stopped(tmp_path, mon
     write_csv(tmp_path / "guests.csv", two_kinds())
     command = ["train", "guests.csv", "--model", "vae", "--set", "latent=2", "--set", "hidden=8"]
     command += ["--decay", "constant", "--seed", "3"]
-    aevb(monkeypatch, capsys, *command, "--out", "whole", "--steps", "20")
+    printed = aevb(monkeypatch, capsys, *command, "--out", "whole", "--steps", "20")
+    assert "steps/s" not in printed  # the progress is for terminals
+    assert printed.count("(20 steps)") == 1
     aevb(monkeypatch, capsys, *command, "--out", "parts", "--steps", "10")
     printed = aevb(monkeypatch, capsys, *command, "--out", "parts", "--steps", "20", "--resume")
     assert "The model is that of parts." in printed

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NOTES = "notes.txt"
 HIDE = 0.2  # share of cells hidden in a copy of the rows, so that networks learn to do without them
-LARGE = 1_000_000  # cells of a table whose exact training shows its progress
+LARGE = 1_000_000  # cells of a table whose exact training shows its progress on a terminal
 ARRAYS = (".npz", ".npy")
 OTHERS = {
     ".xlsx": "save the sheet as CSV",
@@ -151,6 +151,7 @@ def train_table(
     model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
     networks = why_not_exact(model) is not None
+    shown = in_memory(train).num_rows * len(schema.used) > LARGE
     if file.large is not None:
         train = train.few() if networks else train
         rows = "all rows" if networks else f"{train.sample.num_rows:,} random rows"
@@ -165,7 +166,7 @@ def train_table(
             resume=resume,
             starts=STARTS if name == "mixture" and None in arguments.values() else None,
             hide=HIDE if networks else 0.0,
-            progress=networks or in_memory(train).num_rows * len(schema.used) > LARGE,
+            progress=None if networks or shown else False,
             tensorboard=tensorboard,
             recipe=recipe,
             **settings,
