@@ -107,6 +107,26 @@ def here(guests, monkeypatch):
     return guests
 
 
+def test_levels_beyond_the_width_are_counted(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    frame = {
+        "few": ["red", "blue", "green"] * 80,
+        "many": [f"level {i % 120:03d}" for i in range(240)],
+        "long": [f"{'word ' * 30}{i % 2}" for i in range(240)],
+        "number": np.random.default_rng(0).normal(size=240).round(1),
+    }
+    lines = schema_text(Schema.read(frame)).splitlines()
+    values = [line[lines[0].index("values") :] for line in lines]
+    assert values[1] == "blue, green, red"
+    assert values[2] == "level 000, level 001, … (120)"
+    assert values[3].startswith("word word word")
+    assert values[3].endswith("…, … (2)")
+    assert " … " in values[4]
+    assert max(map(len, lines)) <= 80
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "level 011, level 012, … (120)" in schema_text(Schema.read(frame))
+
+
 @pytest.mark.parametrize("command", ["score", "cluster", "impute", "evaluate"])
 def test_unknown_levels_are_missing_cells_if_asked(here, monkeypatch, capsys, command):
     rows = two_kinds(30)

@@ -40,18 +40,19 @@ def schema_text(schema: Schema) -> str:
     from aevb.tables.kinds import marks_text, words_text
 
     used = schema.used[:SHOWN]
-    lines = [("column", "kind", "likelihood", "missing", "values")]
+    lines = [("column", "kind", "likelihood", "missing")]
     lines += [
         (
             column.name,
             column.kind,
             column.likelihood,
             str(column.missing) if column.missing else "",
-            values_text(column),
         )
         for column in used
     ]
-    found = aligned(lines, right={3})
+    room = _room(_widths(lines))
+    values = ["values", *(values_text(column, room) for column in used)]
+    found = aligned([(*line, cell) for line, cell in zip(lines, values, strict=True)], right={3})
     if len(schema.used) > SHOWN:
         found.append(f"… {len(schema.used) - SHOWN} more columns")
     for column in used:
@@ -75,12 +76,22 @@ def schema_text(schema: Schema) -> str:
     return "\n".join(f"  {line}".rstrip() for line in found)
 
 
-def values_text(column: Column) -> str:
-    """The levels of a column, or its smallest and largest value."""
+def values_text(column: Column, width: int) -> str:
+    """The levels of a column, or its smallest and largest value.
+
+    Levels beyond the width are counted: "a, b, … (230)" are 230 levels.
+    """
     import numpy as np
 
+    from aevb.tables.kinds import levels_text
+
     if column.listed:
-        return ", ".join(one_line(text(level)) for level in column.levels)
+        levels = [one_line(text(level)) for level in column.levels]
+        whole = ", ".join(levels)
+        left = max(width - len(f", … ({len(levels)})"), NARROW)
+        return (
+            whole if len(whole) <= width else levels_text([cut(one, left) for one in levels], left)
+        )
     low, high = column.facts.low, column.facts.high
     if low is None or high is None:
         return ""
@@ -91,9 +102,8 @@ def values_text(column: Column) -> str:
 
 def aligned(lines: Sequence[Sequence[str]], right: Sequence[int] | set[int] = ()) -> list[str]:
     """Lines of cells, aligned in columns; the last column is cut at the width of the terminal."""
-    widths = [min(max(len(line[j]) for line in lines), WIDEST) for j in range(len(lines[0]) - 1)]
-    room = terminal_width() - 2 - sum(widths) - 2 * len(widths)
-    widths.append(min(max(len(line[-1]) for line in lines), max(room, NARROW)))
+    widths = _widths([line[:-1] for line in lines])
+    widths.append(min(max(len(line[-1]) for line in lines), _room(widths)))
     return [
         "  ".join(
             cut(cell, width).rjust(width) if j in right else cut(cell, width).ljust(width)
@@ -101,6 +111,15 @@ def aligned(lines: Sequence[Sequence[str]], right: Sequence[int] | set[int] = ()
         ).rstrip()
         for line in lines
     ]
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [min(max(len(line[j]) for line in lines), WIDEST) for j in range(len(lines[0]))]
+
+
+def _room(widths: Sequence[int]) -> int:
+    """The width of a last column after columns of these widths."""
+    return max(terminal_width() - 2 - sum(widths) - 2 * len(widths), NARROW)
 
 
 def rows_text(columns: dict[str, Sequence[Any]], *, first: int) -> str:
