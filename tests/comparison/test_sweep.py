@@ -297,7 +297,16 @@ def test_the_picture_shows_every_run(whole, tmp_path):
     axes = figure.axes[0]
     assert axes.get_xlabel() == "components"
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["latent = 1", "latent = 2", f"chosen: {comparison.best.name}"]
+    best, close = comparison.best, comparison.close()
+    smallest = min((best, *close), key=lambda one: one.parameters)
+    stars = [f"chosen: {best.name} (log p {best.mean:.3f})"]
+    stars += [f"smallest, not told from it: {smallest.name}"] * (smallest is not best)
+    assert labels == ["latent = 1", "latent = 2", *stars]
+    drawn = [line for line in axes.lines if line.get_marker() == "*"]
+    marked = [comparison.difference(one.name).mean for one in (best, smallest)][: len(stars)]
+    assert [line.get_ydata()[0] for line in drawn] == marked
+    assert "± one standard error" in axes.get_ylabel()
+    assert not axes.child_axes
     averages = [line for line in axes.lines if line.get_label().startswith("latent")]
     for i, line in enumerate(averages, 1):
         expected = [

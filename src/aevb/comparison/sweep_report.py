@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aevb.comparison.result import (
+    Compared,
     Comparison,
     aligned,
     counted,
@@ -72,12 +73,11 @@ def chosen(
     others = len(comparison.models) - 1
     said = [f"Chosen: {best.name} ({found[0].folder})."]
     if close:
-        smallest = min((best, *close), key=lambda one: one.parameters)
         said[0] += (
             f" {len(close)} of the other {counted(others, 'run')} cannot be told from it: "
             f"{listed([one.name for one in close])}."
         )
-        if smallest.parameters < best.parameters:
+        if (smallest := _smallest(comparison)) is not None:
             said[0] += (
                 f" The smallest of them is {smallest.name}, whose p has {smallest.parameters} "
                 f"parameters, not {best.parameters}."
@@ -112,6 +112,13 @@ def chosen(
     return said
 
 
+def _smallest(comparison: Comparison) -> Compared | None:
+    """Return the smallest run that cannot be told from the best; None if that is the best."""
+    best = comparison.best
+    found = min((best, *comparison.close()), key=lambda one: one.parameters)
+    return found if found.parameters < best.parameters else None
+
+
 def sweep_records(found: Sequence[Finished], comparison: Comparison) -> list[dict[str, Any]]:
     """Return one dictionary per run, best first, with its arguments, for a CSV file."""
     records = comparison.record()
@@ -140,9 +147,10 @@ def sweep_picture(
 ) -> Figure:
     """Plot log p of every run against the argument with the most values.
 
-    The scale is the difference to the best run, in nats per example; the axis on the right has
-    log p itself. There is one line per combination of the other arguments, through the averages
-    over seeds. Bars are standard errors of the paired differences over rows.
+    The scale is the difference to the best run, in nats per example. There is one line per
+    combination of the other arguments, through the averages over seeds. Bars are standard errors
+    of the paired differences over rows. A star marks the best run, and an open star the smallest
+    run that cannot be told from it.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -157,29 +165,37 @@ def sweep_picture(
         key = ", ".join(f"{name} = {one.arguments[name]}" for name in others)
         lines.setdefault(key, []).append(one)
     ordered = sorted(lines, key=_natural)
-    best = found[0]
+    place_of: dict[str, float] = {}
     for i, key in enumerate(ordered):
         aside = _aside(values) * (i - (len(ordered) - 1) / 2)
         places = [_place(values, one.arguments.get(across, "")) + aside for one in lines[key]]
         _line(axes, lines[key], comparison, places, _colour(i, len(ordered)), key)
-        if best in lines[key]:
-            star = places[lines[key].index(best)]
+        place_of |= {one.compared.name: x for one, x in zip(lines[key], places, strict=True)}
     axes.axhline(0, color="0.6", lw=0.8, zorder=0)
-    axes.plot(
-        [star],
-        [0],
-        marker="*",
-        ms=15,
-        color="black",
-        ls="",
-        zorder=5,
-        label=f"chosen: {best.compared.name}",
-    )
+    best, smallest = comparison.best, _smallest(comparison)
+    stars = [(best, "black", f"chosen: {best.name} (log p {best.mean:.3f})")]
+    if smallest is not None:
+        stars.append((smallest, "white", f"smallest, not told from it: {smallest.name}"))
+    for one, colour, label in stars:
+        axes.plot(
+            [place_of[one.name]],
+            [comparison.difference(one.name).mean],
+            marker="*",
+            ms=15,
+            color=colour,
+            mec="black",
+            ls="",
+            zorder=5,
+            label=label,
+        )
     _dress(axes, found, comparison, across, values)
-    if 1 < len(axes.get_legend_handles_labels()[0]) <= LINES + 2 or len(ordered) == 1:
-        axes.legend(fontsize=8, edgecolor="none", framealpha=0.9, loc="best")
+    if 1 < len(axes.get_legend_handles_labels()[0]) <= LINES + 3 or len(ordered) == 1:
+        # Below the picture, where it hides no run.
+        axes.legend(
+            fontsize=8, edgecolor="none", loc="upper left", bbox_to_anchor=(0, -0.13), ncols=2
+        )
     else:
-        axes.legend(fontsize=8, edgecolor="none", loc="center left", bbox_to_anchor=(1.12, 0.5))
+        axes.legend(fontsize=8, edgecolor="none", loc="center left", bbox_to_anchor=(1.02, 0.5))
     if path is not None:
         with whole_file(path) as place:
             figure.savefig(place, dpi=140, format="png")
@@ -291,22 +307,17 @@ def _dress(
     else:
         axes.set_xticks(range(len(values)), list(values))
     axes.set_xlabel(across or "model")
-    axes.set_ylabel("difference of log p to the best run\n(nats per example, paired by rows)")
-    right = axes.secondary_yaxis(
-        "right",
-        functions=(
-            lambda y: np.asarray(y) + comparison.best.mean,
-            lambda y: np.asarray(y) - comparison.best.mean,
-        ),
+    axes.set_ylabel(
+        "difference of log p to the best run, nats per example\n"
+        "(bars: ± one standard error of the paired difference)",
+        fontsize=9,
     )
-    right.set_ylabel("log p")
     title = comparison.what or counted(comparison.rows)
     if cut:
         title += f"; {counted(cut, 'run')} below the picture"
     axes.set_title(title, fontsize=9, loc="left")
-    axes.spines[["top"]].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
-    right.tick_params(labelsize=8)
 
 
 def _lowest(means: np.ndarray, errors: np.ndarray) -> tuple[float, int]:
