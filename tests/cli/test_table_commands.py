@@ -743,6 +743,21 @@ def test_samples_have_the_columns_of_the_table(here, monkeypatch, capsys):
     assert "50 rows of new.csv" in aevb(monkeypatch, capsys, "score", "guests-run", "new.csv")
     printed = aevb(monkeypatch, capsys, "sample", "guests-run", "-n", "12")
     assert "… 2 more rows" in printed
+    assert "… 1 more row\n" in aevb(monkeypatch, capsys, "sample", "guests-run", "-n", "11")
+    assert "1 new row from" in aevb(monkeypatch, capsys, "sample", "guests-run", "-n", "1")
+    printed = aevb(monkeypatch, capsys, "sample", "guests-run", "-n", "1", "--out", "new.csv")
+    assert printed == "1 new row with the columns of the table is in new.csv.\n"
+
+
+def test_one_row_and_one_cell_are_singular(here, monkeypatch, capsys):
+    """A row without known cells belongs to no cluster for certain."""
+    write_csv(here / "new.csv", [["7", *[""] * 8], two_kinds()[0]])
+    printed = " ".join(aevb(monkeypatch, capsys, "cluster", "guests-run", "new.csv").split())
+    assert "and 1 row has less than 0.8." in printed
+    row = two_kinds()[0]
+    write_csv(here / "new.csv", [[*row[:3], "", *row[4:]]])
+    printed = aevb(monkeypatch, capsys, "impute", "guests-run", "new.csv")
+    assert "1 row of new.csv: 1 missing cell filled.\n" in printed
 
 
 def test_codes_stand_beside_the_columns(here, monkeypatch, capsys):

@@ -54,11 +54,12 @@ def cluster(
     opened = _with_clusters(opened, clusters, seed)
     columns = columns_of(opened.table.clusters(opened.known, seed=seed))
     labels, sure = columns["cluster"], _most_probable(columns)
+    doubtful = int((sure < 0.8).sum())
     print(
         paragraph(
             f"{opened.rows()} in {len(columns) - 1} cluster{'s' * (len(columns) > 2)}; the mean "
             f"probability of a row's own cluster is {sure.mean():.3f}, and "
-            f"{int((sure < 0.8).sum())} rows have less than 0.8."
+            f"{doubtful} row{'s have' if doubtful != 1 else ' has'} less than 0.8."
         )
         + "\n"
     )

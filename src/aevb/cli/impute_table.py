@@ -32,7 +32,7 @@ def impute_table(
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
     filled, spread = _filled(opened.table, opened.known, seed)
     count = sum(len(rows) for rows, _ in filled.values())
-    print(f"{opened.rows()}: {count} missing cells filled.")
+    print(f"{opened.rows()}: {count} missing cell{'s' * (count != 1)} filled.")
     if filled:
         print(_filled_text(opened, filled, spread))
     if out is None:

@@ -42,16 +42,18 @@ def sample_table(run: Path, out: Path | None, n: int, seed: int) -> None:
         shown: dict[str, Sequence[Any]] = {
             name: cells[: 2 * LISTED] for name, cells in columns.items()
         }
-        print(f"{n} new rows from the model of {run}:")
+        print(f"{n} new row{'s' * (n != 1)} from the model of {run}:")
         print(rows_text(shown, first=1))
         if n > 2 * LISTED:
-            print(f"  … {n - 2 * LISTED} more rows")
+            more = n - 2 * LISTED
+            print(f"  … {more} more row{'s' * (more != 1)}")
         print(
             f"\nWrite them: {shlex.join(['aevb', 'sample', str(run), '-n', str(n)])} --out new.csv"
         )
         return
     write_frame(out, frame, *_layout(recipe))
-    print(f"{n} new rows with the columns of the table are in {out}.")
+    rows = "1 new row" if n == 1 else f"{n} new rows"
+    print(f"{rows} with the columns of the table {'is' if n == 1 else 'are'} in {out}.")
 
 
 def _layout(recipe: Recipe | None) -> tuple[str, str]:
