@@ -224,3 +224,40 @@ def test_bad_sizes_are_refused(wrong, match):
     frame = numbers(100)
     with pytest.raises(ValueError, match=match):
         fit_default(Schema.read(frame), frame, **wrong)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(200, 60), (150, 45)])
+def test_wide_tables_with_missing_cells(rows, columns):
+    """Random initial covariances of so many columns would be singular in float64."""
+    rng = np.random.default_rng(0)
+    factors = rng.normal(size=(rows, 5)) @ rng.normal(size=(5, columns))
+    values = factors + 0.5 * rng.normal(size=(rows, columns))
+    hidden = rng.random(values.shape) < 0.1
+    frame = pd.DataFrame(np.where(hidden, np.nan, values)).rename(columns=str)
+    schema = Schema.read(frame)
+    filled = fit_default(schema, frame).impute(frame).to_numpy()
+    error = np.sqrt((((filled - values) / values.std(0))[hidden] ** 2).mean())
+    assert error < 0.5
+    start = schema.fit(schema.mixture(1, covariance="full"), frame)
+    assert np.isfinite(start.score(frame)["log_p"]).all()
+
+
+def test_a_sample_has_known_cells_of_every_column(monkeypatch):
+    """Of 400 rows, 30 know a count. A sample of 100 rows alone would hold about 8 of them."""
+    monkeypatch.setattr(choosing, "MOST_ROWS", 100)
+    rng = np.random.default_rng(0)
+    count = np.full(400, np.nan)
+    count[rng.choice(400, 30, replace=False)] = rng.poisson(17, 30)
+    data = {"x": rng.normal(size=(400, 2)), "counts": count[:, None]}
+    chosen = choosing._sampled(data, 100, rng)
+    assert np.isfinite(count[chosen]).sum() == 30
+    assert 100 <= len(chosen) <= 130
+
+
+def test_wide_tables_with_missing_cells_take_fewer_rows():
+    x = np.zeros((10, 30))
+    assert choosing.most_rows({"x": x}) == choosing.MOST_ROWS
+    x[0, 0] = np.nan
+    assert choosing.most_rows({"x": x}) == int(1e9 // (8 * 30**3))
+    wide = np.full((10, 100), np.nan)
+    assert choosing.most_rows({"x": wide}) == choosing.FEW_ROWS

@@ -65,12 +65,14 @@ def exact_evidence(
 def _numbers_per_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:
     """Return the elements per row in the largest tensor of one step.
 
-    The largest tensor holds pairs of states, or one covariance per value of the latents.
+    The largest tensor holds pairs of states, or one covariance, or the entries of one variable, per
+    value of the latents.
     """
     # If entries are missing or lengths differ, each row has its own covariances.
     own = any(mask_of(name) in batch for name in structure.linked) or STEPS in batch
     widest = max((structure.graph.size(name) for name in structure.linked), default=0)
-    return structure.count * max(structure.count, widest**2 if own else widest)
+    observed = max((structure.graph.size(name) for name in structure.graph.observed), default=0)
+    return structure.count * max(structure.count, widest**2 if own else widest, observed)
 
 
 def marginal(model: DeclaredModel, structure: Structure, batch: Mapping[str, Tensor]) -> Tensor:

@@ -41,13 +41,12 @@ def parts(
             )
         return
     masks = torch.cat([batch[mask_of(name)][0] for name in names], -1)
-    patterns, which, counts = masks.unique(dim=0, return_inverse=True, return_counts=True)
     sizes, rest = [structure.graph.size(name) for name in names], []
-    groups = which.argsort(stable=True).split(counts.tolist())
-    for index, pattern in zip(groups, patterns, strict=True):
+    for index in _groups(masks):
         if len(index) < FEW:
             rest.append(index)
             continue
+        pattern = masks[index[0]]
         own = dict(
             zip(map(mask_of, names), pattern.reshape(1, 1, -1).split(sizes, -1), strict=True)
         )
@@ -56,6 +55,15 @@ def parts(
     if rest:
         for some in torch.cat(rest).sort().values.split(fewer):
             yield some, _rows(batch, some)
+
+
+def _groups(masks: Tensor) -> tuple[Tensor, ...]:
+    """Return the numbers of the rows that have the same mask, for every mask."""
+    width = masks.shape[1]
+    if width <= 62:  # sorting whole numbers is faster than sorting rows
+        masks = masks.long() @ 2 ** torch.arange(width)
+    _, which, counts = masks.unique(dim=0, return_inverse=True, return_counts=True)
+    return which.argsort(stable=True).split(counts.tolist())
 
 
 def _with_covariance(structure: Structure, batch: Mapping[str, Tensor]) -> list[str]:

@@ -43,6 +43,10 @@ MEMBERS = 3  # fits of each number of clusters
 ROUNDS = 40  # of EM at most
 TOLERANCE = 1e-3  # nats per row and entry: EM ends when a round gains less
 MOST_ROWS = 10_000  # rows that are fitted; a larger table is sampled
+KNOWN = 200  # known cells of every column in such a sample, if it has as many
+# Rows · clusters · columns³ of x with missing cells, where most rows have covariances of their own,
+# and the number of rows that are fitted in spite of it.
+HOLED_WORK, FEW_ROWS = 1e9, 2000
 # Rows · clusters · columns³ of x, the work of a round of EM with a full covariance. Beyond the
 # first number a fit is not repeated, beyond the second the covariance is diagonal.
 HEAVY, TOO_HEAVY = 1e8, 5e9
@@ -117,7 +121,8 @@ def fit_default(
     with many real columns). ``clusters`` is that number; by default, there are three: 3, 5 and 8,
     or more if held-out cells ask for more, or fewer if the table has few rows.
 
-    A table of more than ``MOST_ROWS`` rows is fitted on a random sample of them.
+    A table of more than ``MOST_ROWS`` rows, or fewer if it is wide and has missing cells, is fitted
+    to a random sample of them, and to more rows with known cells of columns that the sample lacks.
     """
     for what, value in (("clusters", clusters), ("members", members)):
         if value is not None and (isinstance(value, bool) or value < 1):
@@ -140,8 +145,8 @@ def fit_density(
     if clusters is not None and clusters > n:
         raise ValueError(f"The table has {n} rows, fewer than the {clusters} clusters.")
     rng = np.random.default_rng(seed)
-    if n > MOST_ROWS:
-        some = np.sort(rng.choice(n, MOST_ROWS, replace=False))
+    if n > (most := most_rows(data)):
+        some = _sampled(data, most, rng)
         data = {name: value[some] for name, value in data.items()}
     sizes = _chosen(specs, data, seed, rng) if clusters is None else [clusters]
     if members is None:
@@ -154,6 +159,29 @@ def fit_density(
         for j in range(members if k > 1 else 1)
     ]
     return joined(fits)
+
+
+def most_rows(data: Mapping[str, Any]) -> int:
+    """The number of rows that are fitted. With missing cells, wide tables take long."""
+    holes = "x" in data and bool(np.isnan(data["x"]).any())
+    if not holes:
+        return MOST_ROWS
+    return int(np.clip(HOLED_WORK // (max(FIRST) * data["x"].shape[1] ** 3), FEW_ROWS, MOST_ROWS))
+
+
+def _sampled(data: Mapping[str, Any], most: int, rng: np.random.Generator) -> np.ndarray:
+    """Random rows, in their order, and more rows with known cells of columns that lack them."""
+    n = len(next(iter(data.values())))
+    chosen = np.zeros(n, dtype=bool)
+    chosen[rng.choice(n, most, replace=False)] = True
+    for value in data.values():
+        for column in value.reshape(n, -1).T:
+            known = ~np.isnan(column)
+            lacking = KNOWN - int((known & chosen).sum())
+            more = np.flatnonzero(known & ~chosen) if lacking > 0 else ()
+            if len(more):
+                chosen[rng.choice(more, min(lacking, len(more)), replace=False)] = True
+    return np.flatnonzero(chosen)
 
 
 def fitted(
@@ -175,6 +203,7 @@ def fitted(
         old = start.state_dict()
         model.load_state_dict({n: old[n].expand_as(v) for n, v in model.state_dict().items()})
     method = Shrunken(model)
+    method.fills_by_own = start is not None
     method.open(Rows(open_source(model.graph, data, next(model.parameters())), World()))
     point, before = method.from_data(method.read(), seed), -float("inf")
     enough = TOLERANCE * sum(model.graph.size(name) for name in model.graph.observed)

@@ -56,6 +56,8 @@ class Mixtures(Responsibilities):
     Real-valued columns are standardised to mean 0 and standard deviation 1.
     """
 
+    fills_by_own = False  # whether the model's own covariances fill missing entries at the start
+
     def open(self, rows: Rows) -> None:
         (self.latent,) = self.graph.latents
         self.rules = {name: self.graph.rule("p", name) for name in self.graph.observed}
@@ -185,9 +187,28 @@ class Mixtures(Responsibilities):
 
     def _assigned(self, batch: Batch, centres: dict[str, Tensor]) -> tuple[Tensor, dict[str, Sums]]:
         members = self._members(batch, self.latent, centres[self.latent])
-        emissions = self._emissions(self._heads(self.read()))
+        emissions = self._emissions(self._filling())
         found = self._counted(members) | self._emitted(members, self._prepared(batch), emissions)
         return members.new_zeros(()), found
+
+    def _filling(self) -> dict[str, dict[str, Tensor]]:
+        """Return the parameters that fill missing entries before the first M-step.
+
+        Random initial covariances of many columns are nearly singular: without ``fills_by_own``,
+        entries are independent with mean 0 and variance 1, in standardised units.
+        """
+        heads = self._heads(self.read())
+        for entry in self.rules.values() if not self.fills_by_own else ():
+            own = heads.get(entry.id, {})
+            if "tril" in own:
+                own["tril"] = (
+                    entry.spec.standard(self.graph.size(entry.key.name))["tril"]
+                    .to(own["tril"])
+                    .expand_as(own["tril"])
+                )
+                if "loc" in own:
+                    own["loc"] = torch.zeros_like(own["loc"])
+        return heads
 
 
 def counts(weights: Tensor) -> Sums:
