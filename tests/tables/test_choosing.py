@@ -250,8 +250,8 @@ def test_a_sample_has_known_cells_of_every_column(monkeypatch):
     count[rng.choice(400, 30, replace=False)] = rng.poisson(17, 30)
     data = {"x": rng.normal(size=(400, 2)), "counts": count[:, None]}
     chosen = choosing._sampled(data, 100, rng)
-    assert np.isfinite(count[chosen]).sum() == 30
-    assert 100 <= len(chosen) <= 130
+    assert np.isfinite(count[chosen]).sum() == 25
+    assert 100 <= len(chosen) <= 125
 
 
 def test_wide_tables_with_missing_cells_take_fewer_rows():

@@ -43,7 +43,7 @@ MEMBERS = 3  # fits of each number of clusters
 ROUNDS = 40  # of EM at most
 TOLERANCE = 1e-3  # nats per row and entry: EM ends when a round gains less
 MOST_ROWS = 10_000  # rows that are fitted; a larger table is sampled
-KNOWN = 200  # known cells of every column in such a sample, if it has as many
+KNOWN = 200  # known cells of every column in such a sample, if the table has as many
 # Rows · clusters · columns³ of x with missing cells, where most rows have covariances of their own,
 # and the number of rows that are fitted in spite of it.
 HOLED_WORK, FEW_ROWS = 1e9, 2000
@@ -177,7 +177,7 @@ def _sampled(data: Mapping[str, Any], most: int, rng: np.random.Generator) -> np
     for value in data.values():
         for column in value.reshape(n, -1).T:
             known = ~np.isnan(column)
-            lacking = KNOWN - int((known & chosen).sum())
+            lacking = min(KNOWN, most // 4) - int((known & chosen).sum())
             more = np.flatnonzero(known & ~chosen) if lacking > 0 else ()
             if len(more):
                 chosen[rng.choice(more, min(lacking, len(more)), replace=False)] = True
