@@ -176,10 +176,10 @@ def sweep_picture(
     stars = [(best, "black", f"chosen: {best.name} (log p {best.mean:.3f})")]
     if smallest is not None:
         stars.append((smallest, "white", f"smallest, not told from it: {smallest.name}"))
-    for one, colour, label in stars:
+    for marked, colour, label in stars:
         axes.plot(
-            [place_of[one.name]],
-            [comparison.difference(one.name).mean],
+            [place_of[marked.name]],
+            [comparison.difference(marked.name).mean],
             marker="*",
             ms=15,
             color=colour,
