@@ -489,6 +489,43 @@ def test_held_out_rows_are_the_same_for_every_seed_and_evaluated(tmp_path, monke
     assert f"{want:.3f}" in printed
 
 
+def test_a_named_file_is_known_to_be_that_of_the_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = two_kinds()
+    for name, some in (("guests", rows), ("copy", rows), ("new", rows[:40])):
+        write_csv(tmp_path / f"{name}.csv", some)
+    mixture = ("--set", "components=2", "--set", "covariance=diagonal")
+    held = ("--hold-out", "0.25")
+    for out, options in (("d", ()), ("m", mixture), ("dh", held), ("mh", (*mixture, *held))):
+        aevb(monkeypatch, capsys, "train", "guests.csv", "--out", out, *options)
+
+    def said(*command) -> str:
+        return " ".join(aevb(monkeypatch, capsys, *command).split())
+
+    for name in ("guests.csv", "copy.csv"):
+        printed = said("evaluate", "d", "--data", name)
+        assert f"120 rows of {name} (the training rows)" in printed
+        assert "The model was fitted to these rows, so log p" in printed
+        printed = said("evaluate", "dh", "--data", name)
+        assert f"120 rows of {name} (most of them training rows)" in printed
+        assert "The model was fitted to most of these rows, so log p" in printed
+        assert "For the rows held out: aevb evaluate dh." in printed
+    assert "fitted to" not in said("evaluate", "d", "--data", "new.csv")
+    Path("guests.csv").unlink()  # the copy is the table of the training, too
+    printed = said("evaluate", "d", "--data", "copy.csv")
+    assert "is not here" not in printed
+    assert "The model was fitted to these rows" in printed
+
+    printed = said("compare", "d", "m", "--data", "copy.csv")
+    assert "120 rows of copy.csv (the training rows): " in printed
+    assert "These are the training rows of all models: " in printed
+    printed = said("compare", "d", "dh", "mh", "--data", "copy.csv")
+    assert "120 rows of copy.csv: " in printed
+    assert "These are the training rows of d: " in printed
+    assert "Most of these rows are training rows of dh and mh: " in printed
+    assert "training rows" not in said("compare", "d", "mh", "--data", "new.csv")
+
+
 def test_rows_of_a_changed_file_are_not_called_held_out(tmp_path, monkeypatch, capsys):
     """The split depends on the order of the lines, so that after a shuffle it is another one."""
     monkeypatch.chdir(tmp_path)

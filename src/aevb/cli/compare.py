@@ -113,13 +113,20 @@ def _on_tables(
                 f"--data FILE."
             )
     first = next(iter(found.values()))
-    what = describe_rows(first.rows.num_rows, first.which, str(first.opened.file.path))
+    alike = len({one.which for one in found.values()}) == 1
+    which = first.which if alike else ""
+    what = describe_rows(first.rows.num_rows, which, str(first.opened.file.path))
     entrants = on_frames(tables, {name: one.rows for name, one in found.items()})
     return [_with_record(one, found[one.name].which) for one in entrants], what, COLUMNS
 
 
 def _with_record(entrant: Entrant, which: str) -> Entrant:
-    """Say whether a model that took no steps, and so has no record, was trained on its rows."""
+    """Say whether a model was trained on its rows, or on most of them.
+
+    A model that took no steps has no record of its own.
+    """
+    from aevb.cli.judged_rows import MOSTLY, TRAINED
+
     if entrant.trained_on is None and which:
-        return replace(entrant, trained_on=which == "the training rows")
-    return entrant
+        entrant = replace(entrant, trained_on=which == TRAINED)
+    return replace(entrant, trained_on_most=which == MOSTLY)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.judged_rows import Judged, judged_rows
+from aevb.cli.judged_rows import MOSTLY, TRAINED, Judged, judged_rows
 from aevb.cli.table_text import aligned, paragraph, short
 
 if TYPE_CHECKING:
@@ -54,12 +54,17 @@ def evaluate_table(
             f"({how}; ± is the standard error between rows), a density of the table's own columns."
         )
     )
-    if which == "the training rows":
+    if which in (TRAINED, MOSTLY):
+        rows, fix = (
+            ("these rows", "Train with --hold-out 0.2 to judge the model.")
+            if which == TRAINED
+            else ("most of these rows", f"For the rows held out: aevb evaluate {run}.")
+        )
         print(
             "\n"
             + paragraph(
-                "The model was fitted to these rows, so log p and the errors below look better "
-                "than they are for new rows. Train with --hold-out 0.2 to judge the model."
+                f"The model was fitted to {rows}, so log p and the errors below look better than "
+                f"they are for new rows. {fix}"
             )
         )
     print("\n" + _hidden_cells(found, seed))

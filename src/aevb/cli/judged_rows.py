@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from aevb.data.datasets import Loaded, Recipe
     from aevb.tables.schema import Schema
 
+TRAINED, MOSTLY = "the training rows", "most of them training rows"  # values of Judged.which
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -55,6 +57,10 @@ def judged_rows(
     recipe, known = opened.recipe, opened.known
     if recipe is None:
         return Judged(opened, known, "", known)
+    if file is not None and _is_own_table(opened, recipe):
+        trained_on, held_out = split_rows(opened.file.known(opened.schema), recipe)
+        which = TRAINED if held_out is None else MOSTLY
+        return Judged(opened, known, which, in_memory(trained_on))
     note = _changed(opened.schema, recipe)
     if file is not None or recipe.validation:
         which = "" if file is not None else "validation"
@@ -78,7 +84,15 @@ def judged_rows(
     trained_on, held_out = split_rows(opened.file.known(opened.schema), recipe)
     if held_out is not None:
         return Judged(opened, held_out, "held out", in_memory(trained_on))
-    return Judged(opened, known, "the training rows", in_memory(trained_on))
+    return Judged(opened, known, TRAINED, in_memory(trained_on))
+
+
+def _is_own_table(opened: Opened, recipe: Recipe) -> bool:
+    """Whether a file has the cells of the table that the run was trained on, row by row."""
+    from aevb.cli.train_table import digest_of
+
+    frame = opened.known if opened.file.large is None else opened.file.large
+    return recipe.digest is not None and digest_of(opened.schema, frame) == recipe.digest
 
 
 def _changed(schema: Schema, recipe: Recipe) -> str:

@@ -35,7 +35,8 @@ class Entrant:
     ``log_jacobian``, [N], is what to subtract from the model's log p to get a density in the units
     of the data; None if the rows are in these units. ``rows_id`` identifies the rows before their
     preparation; it must be the same for all models. ``trained_on`` says whether the model was
-    trained on exactly these rows, None if that is unknown. ``quantities`` are what log p is of, if
+    trained on exactly these rows, None if that is unknown, and ``trained_on_most`` whether these
+    are its training rows and those that it held out. ``quantities`` are what log p is of, if
     these are not the variables of the model but the columns of a table.
     """
 
@@ -45,6 +46,7 @@ class Entrant:
     log_jacobian: np.ndarray | None = None
     rows_id: str = ""
     trained_on: bool | None = None
+    trained_on_most: bool = False
     seconds: float | None = None
     folder: Path | None = None
     quantities: Mapping[str, str] | None = None
@@ -200,13 +202,17 @@ def compare_entrants(
 
 def _notes(entrants: Sequence[Entrant]) -> list[str]:
     found = []
-    trained = [one.name for one in entrants if one.trained_on]
-    if trained:
-        whose = "all models" if len(trained) == len(entrants) else listed(trained)
-        found.append(
-            f"These are the training rows of {whose}: log p of new rows is lower, and the more so "
-            f"the more parameters a model has."
-        )
+    trained = {
+        "These are the": [one.name for one in entrants if one.trained_on],
+        "Most of these rows are": [one.name for one in entrants if one.trained_on_most],
+    }
+    for which, names in trained.items():
+        if names:
+            whose = "all models" if len(names) == len(entrants) else listed(names)
+            found.append(
+                f"{which} training rows of {whose}: log p of new rows is lower, and the more so "
+                f"the more parameters a model has."
+            )
     given = {one.name: tuple(one.model.graph.given) for one in entrants}
     if len(set(given.values())) > 1:
         found.append(
