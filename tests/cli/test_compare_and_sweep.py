@@ -254,6 +254,7 @@ def test_sweep_of_a_table_chooses_the_number_of_clusters(birds, monkeypatch, cap
     [
         ((), "Say which model of the table to train"),
         (("--set", "hidden=[8],[16]"), "Say which model of the table to train"),
+        (("--model", "density"), "The default density has no arguments to vary"),
         (("--model", "mixture", "--set", "latent=2"), "has no argument 'latent'"),
         (("--model", "mixture", "--set", "covariance=full"), "Give --set components="),
         (("--set", "components=0..2"), "a whole number from 1 on"),

@@ -11,7 +11,7 @@ from small_tables import mixed
 from aevb.comparison.criteria import free_parameters
 from aevb.tables import Schema, load_table
 from aevb.tables.columns import KINDS
-from aevb.tables.selection import compare, compared_rows, parameters
+from aevb.tables.selection import compare, compared_rows, declare, parameters
 
 
 def test_bic_counts_the_dimensions_of_the_family():
@@ -86,6 +86,12 @@ def test_factors_of_words_need_a_number():
     frame = mixed()
     with pytest.raises(ValueError, match="needs its number of factors"):
         compare(Schema.read(frame), frame, "factors", {})
+
+
+def test_unknown_models_are_refused():
+    schema = Schema.read({"a": np.arange(9) / 3})
+    with pytest.raises(ValueError, match="Unknown model 'density'. Choose one of mixture, factors"):
+        declare(schema, "density", {})
 
 
 def test_clusters_are_those_of_bic_with_the_frame_of_the_caller():

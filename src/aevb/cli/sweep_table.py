@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.table_models import ARGUMENTS, read_arguments
+from aevb.cli.table_models import ARGUMENTS, DENSITY, read_arguments
 from aevb.cli.table_text import schema_text
 from aevb.cli.train_table import HIDE, TableOptions, read_named_table, rows_of
 
@@ -123,6 +123,12 @@ def model_of(grid: Mapping[str, Sequence[str]], asked: str | None) -> str:
     >>> model_of({"components": ["2", "3"]}, None), model_of({"latent": ["2"]}, None)
     ('mixture', 'factors')
     """
+    if asked == DENSITY:
+        raise ValueError(
+            "The default density has no arguments to vary, so there is no sweep of it. Train it by "
+            "aevb train TABLE, and compare it with the runs of a sweep: aevb compare RUN SWEEP. "
+            "For a sweep choose --model mixture, factors, vae or gmvae."
+        )
     if asked is not None:
         return asked
     sizes = set(grid) & {"components", "latent"}

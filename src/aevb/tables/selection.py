@@ -78,7 +78,10 @@ def declare(schema: Schema, model: str, arguments: Mapping[str, Any]) -> Model:
         return schema.factors(arguments["latent"])
     if model == "vae":
         return schema.vae(arguments["latent"], hidden=arguments["hidden"])
-    return schema.gmvae(arguments["components"], arguments["latent"], hidden=arguments["hidden"])
+    if model == "gmvae":
+        components, latent = arguments["components"], arguments["latent"]
+        return schema.gmvae(components, latent, hidden=arguments["hidden"])
+    raise ValueError(f"Unknown model {model!r}. Choose one of mixture, factors, vae and gmvae.")
 
 
 def fit_clusters(
