@@ -444,6 +444,25 @@ def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypat
     assert "in 2 clusters" in aevb(monkeypatch, capsys, "cluster", "run")
 
 
+@pytest.mark.filterwarnings("ignore:Collapsed")
+def test_the_fix_is_named_if_all_models_collapsed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cells = np.random.default_rng(0).normal(size=60).round(3)
+    write_csv(tmp_path / "twice.csv", [[f"{x:.3f}", f"{2 * x:.3f}"] for x in cells], ["a", "b"])
+    train = ("train", "twice.csv", "--model", "mixture")
+    printed = aevb(monkeypatch, capsys, *train, "--set", "covariance=full", "--out", "full")
+    printed = " ".join(printed.split())
+    assert "All models collapsed, the chosen one too: mixture of 1 component, full" in printed
+    assert "aevb train … --without COLUMN. Or read it as levels: aevb train … --kind" in printed
+    assert "Chosen" not in printed
+    assert "not chosen" not in printed
+    assert "BIC finds no clusters" not in printed
+    printed = aevb(monkeypatch, capsys, *train, "--set", "components=1", "--out", "any")
+    printed = " ".join(printed.split())
+    assert "Chosen: mixture of 1 component, diagonal covariance." in printed
+    assert "Such models are not chosen." in printed
+
+
 def test_the_number_of_clusters_of_a_mixture_is_fixed(here, monkeypatch, capsys):
     err = refused(monkeypatch, capsys, "cluster", "guests-run", "--clusters", 3)
     assert "The model of guests-run has clusters already, so leave --clusters out." in err

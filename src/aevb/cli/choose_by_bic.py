@@ -40,8 +40,31 @@ def choose_by_bic(
 
     found = compare(schema, frame, name, arguments, seed=seed, tell=tell)
     best = found[0]
+    told = _told(found, open_size=arguments.get("components") is None)
+    print("\n".join(["", *told]))
+    return declare(schema, best.model, best.arguments), [*head, *lines, "", *told]
+
+
+def _told(found: Sequence[Candidate], *, open_size: bool) -> list[str]:
+    """Say which model was chosen, and what a collapsed one is.
+
+    ``open_size`` says that BIC chose the number of components.
+    """
+    best = found[0]
+    collapsed = (
+        "collapsed: a column is constant or a function of other columns in this model, or a "
+        "cluster has fewer than two rows, so that its density has no limit."
+    )
+    if not best.sound:
+        return [
+            paragraph(f"All models collapsed, the chosen one too: {best.name}."),
+            paragraph(
+                f"{collapsed} Leave the redundant column out: aevb train … --without COLUMN. Or "
+                f"read it as levels: aevb train … --kind COLUMN=ordered."
+            ),
+        ]
     told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
-    if best.arguments.get("components") == 1 and arguments.get("components") is None:
+    if best.arguments.get("components") == 1 and open_size:
         told.append(
             paragraph(
                 "With one component, BIC finds no clusters in this table. To see some in spite of "
@@ -49,15 +72,8 @@ def choose_by_bic(
             )
         )
     if not all(one.sound for one in found):
-        told.append(
-            paragraph(
-                "collapsed: a column is constant or a function of other columns in this model, or "
-                "a cluster has fewer than two rows, so that its density has no limit. Such models "
-                "are not chosen."
-            )
-        )
-    print("\n".join(["", *told]))
-    return declare(schema, best.model, best.arguments), [*head, *lines, "", *told]
+        told.append(paragraph(f"{collapsed} Such models are not chosen."))
+    return told
 
 
 def _next_best(found: Sequence[Candidate]) -> str:
