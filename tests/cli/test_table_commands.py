@@ -967,6 +967,7 @@ def test_evaluate_sees_no_gain_where_columns_are_independent(tmp_path, monkeypat
             "There is no run in none",
         ),
         (["train", "guests.csv", "--resume"], "--resume has no meaning for the default density"),
+        (["train", "guests.csv", "--tensorboard"], "--tensorboard has no meaning for the default"),
         (["train", "guests.csv", "--epochs", "3"], "--epochs has no meaning for the default"),
         (["train", "guests.csv", "--model", "density", "--set", "latent=2"], "takes no --set"),
         (["train", "guests-run", "--out", "more"], "guests-run is the run of a table"),

@@ -118,7 +118,7 @@ def train_table(
     if options.hold_out and options.validation:
         raise ValueError("Use --hold-out or --validation, not both.")
     if name == DENSITY:
-        _refuse_settings(settings, device, resume=resume)
+        _refuse_settings(settings, device, resume=resume, tensorboard=tensorboard)
     if resume:
         check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
@@ -215,10 +215,13 @@ def _parts(fitted: TableModel) -> str:
     return f"{parts} parts{' with full covariances' * full}, several mixtures joined into one"
 
 
-def _refuse_settings(settings: Mapping[str, Any], device: str, *, resume: bool) -> None:
+def _refuse_settings(
+    settings: Mapping[str, Any], device: str, *, resume: bool, tensorboard: bool
+) -> None:
     """Refuse options of training that the default density has no use for."""
     given = [f"--{name.replace('_', '-')}" for name in settings if name != "seed"]
-    given += ["--resume"] * resume + [f"--device {device}"] * (device not in ("auto", "cpu"))
+    given += ["--resume"] * resume + ["--tensorboard"] * tensorboard
+    given += [f"--device {device}"] * (device not in ("auto", "cpu"))
     if given:
         raise ValueError(
             f"{given[0]} has no meaning for the default density of a table, which takes no "
