@@ -444,6 +444,31 @@ def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypat
     assert "in 2 clusters" in aevb(monkeypatch, capsys, "cluster", "run")
 
 
+def test_a_density_is_written_at_once_or_not_at_all(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = write_csv(tmp_path / "guests.csv", two_kinds(40))
+    Path("run").mkdir()  # may exist as an empty folder
+
+    def fails(self, *_):
+        raise OSError(28, "No space left on device", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aevb.cli.train_table._write_notes", fails)
+        with pytest.raises(SystemExit):
+            aevb(patch, capsys, "train", "guests.csv", "--out", "run")
+    assert sorted(tmp_path.iterdir()) == [table, tmp_path / "run"]
+    assert not any(Path("run").iterdir())
+    aevb(monkeypatch, capsys, "train", "guests.csv", "--out", "run")
+    assert sorted(tmp_path.iterdir()) == [table, tmp_path / "run"]
+    assert load_table("run").model.graph.latents == ("part",)
+    aevb(monkeypatch, capsys, "train", "guests.csv", "--out", "new/run")
+    assert (tmp_path / "new/run/notes.txt").is_file()
+    Path("half").mkdir()
+    Path("half/schema.json").write_text("{}")
+    err = refused(monkeypatch, capsys, "train", "guests.csv", "--out", "half")
+    assert "half is no empty folder. Delete it, or choose another: --out FOLDER." in err
+
+
 @pytest.mark.filterwarnings("ignore:Collapsed")
 def test_the_fix_is_named_if_all_models_collapsed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

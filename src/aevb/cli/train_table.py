@@ -122,6 +122,8 @@ def train_table(
     if resume:
         check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
+    if name == DENSITY and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} is no empty folder. Delete it, or choose another: --out FOLDER.")
     file, schema, recipe = read_named_table(table, options)
     train, check = rows_of(file, schema, recipe)
     notes = [
@@ -177,7 +179,9 @@ def train_table(
     run = fitted.run
     assert run is not None
     run.plot(out / "curves.png")
-    _finish(fitted, train, check, out, f"{run.seconds:.1f} s ({run.step} steps)", notes)
+    result = _result(fitted, train, check, f"{run.seconds:.1f} s ({run.step} steps)")
+    _write_notes(out, fitted, [*notes, *result])
+    print("\n".join(["", *result, "", *_next(fitted, out)]))
 
 
 def _train_density(
@@ -190,7 +194,7 @@ def _train_density(
     notes: list[str],
 ) -> None:
     """Fit the default density of a table, and write it with its schema and recipe."""
-    from aevb.runtime.checked_files import replace
+    from aevb.runtime.checked_files import replace, whole_folder
     from aevb.tables.choosing import MOST_ROWS
 
     begun = time.perf_counter()
@@ -199,9 +203,12 @@ def _train_density(
     some = f", fitted to {MOST_ROWS:,} random rows" if train.num_rows > MOST_ROWS else ""
     told = [paragraph(f"Model: density of {_parts(fitted)}{some}.")]
     print("\n".join(told))
-    fitted.save(out)
-    replace(out / "data.json", recipe.text())
-    _finish(fitted, train, check, out, f"{seconds:.1f} s", [*notes, *told])
+    result = _result(fitted, train, check, f"{seconds:.1f} s")
+    with whole_folder(out) as place:
+        fitted.save(place)
+        replace(place / "data.json", recipe.text())
+        _write_notes(place, fitted, [*notes, *told, *result])
+    print("\n".join(["", *result, "", *_next(fitted, out)]))
 
 
 def _parts(fitted: TableModel) -> str:
@@ -230,14 +237,10 @@ def _refuse_settings(
         )
 
 
-def _finish(
-    fitted: TableModel, train: Any, check: Any, out: Path, seconds: str, notes: list[str]
-) -> None:
-    """Say how well the model fits, write the notes, and say what to do next."""
-    result = _result(fitted, train, check, seconds)
-    lines = [*notes, *result, "", str(fitted.schema)]
-    (out / NOTES).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(["", *result, "", *_next(fitted, out)]))
+def _write_notes(folder: Path, fitted: TableModel, lines: Sequence[str]) -> None:
+    """Write what was printed of the training, and the columns."""
+    text = "\n".join([*lines, "", str(fitted.schema)]) + "\n"
+    (folder / NOTES).write_text(text, encoding="utf-8")
 
 
 def read_named_table(table: str, options: TableOptions) -> tuple[TableFile, Schema, Recipe]:

@@ -8,6 +8,7 @@ import json
 import math
 import mmap
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,37 @@ def whole_file(out: Path) -> Iterator[Path]:
     finally:
         if place != out:
             place.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder to write into, which becomes ``out`` when complete.
+
+    It is a hidden folder beside ``out``. If writing fails, nothing is left of it, and a kill leaves
+    no part of ``out``. ``out`` may be an empty folder; raise FileExistsError if it has files by
+    then. A folder that cannot be replaced (a mount point, the current folder) is written directly.
+    """
+    real = out.resolve()
+    if real.is_dir() and (
+        real.is_mount() or real == Path.cwd() or not os.access(real.parent, os.W_OK)
+    ):
+        yield real
+        return
+    place = real.with_name(f".{os.getpid()}.part.{real.name}")
+    shutil.rmtree(place, ignore_errors=True)  # of a killed process with the same number
+    place.mkdir(parents=True)
+    try:
+        yield place
+        try:
+            place.rename(real)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            raise FileExistsError(
+                errno.EEXIST, "another command wrote it; nothing was written", str(out)
+            ) from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def read_json(path: Path, longest: int = LONGEST) -> Any:
