@@ -425,6 +425,7 @@ def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypat
     # The mixture is kept.
     second = aevb(monkeypatch, capsys, "cluster", "run", "--out", "second.csv")
     assert "Chosen" not in second
+    assert second.startswith("The clusters are those of the mixture in run/clusters.\n\n120 rows")
     assert Path("first.csv").read_text() == Path("second.csv").read_text()
     compared = aevb(monkeypatch, capsys, "compare", "run", "run/clusters")
     assert "These are the training rows of" in compared
@@ -437,7 +438,8 @@ def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypat
     assert "Write all rows: aevb cluster run --out clusters.csv --clusters 3\n" in three
     assert load_table("run/clusters-3").model.graph.size("cluster") == 3
     again = aevb(monkeypatch, capsys, "cluster", "run", "--clusters", 3)
-    assert again == three[three.index("120 rows of") :]
+    kept = "The clusters are those of the mixture in run/clusters-3.\n\n"
+    assert again == kept + three[three.index("120 rows of") :]
     one = aevb(monkeypatch, capsys, "cluster", "run", "--clusters", 1)
     assert "BIC finds no clusters" not in one
     assert "in 1 cluster; the" in one
@@ -486,6 +488,41 @@ def test_the_fix_is_named_if_all_models_collapsed(tmp_path, monkeypatch, capsys)
     printed = " ".join(printed.split())
     assert "Chosen: mixture of 1 component, diagonal covariance." in printed
     assert "Such models are not chosen." in printed
+
+
+def test_a_mixture_for_clusters_is_written_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "guests.csv", two_kinds(60))
+    aevb(monkeypatch, capsys, "train", "guests.csv", "--out", "run")
+    files, fit = sorted(Path("run").iterdir()), Schema.fit
+    command = ("cluster", "run", "--clusters", 2)
+
+    def stopped(*arguments, **settings):
+        fit(*arguments, **settings)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schema, "fit", stopped)
+        with pytest.raises(SystemExit):
+            aevb(patch, capsys, *command)
+    assert sorted(Path("run").iterdir()) == files  # nothing blocks the next command
+
+    def second(*arguments, **settings):
+        """Another command is faster."""
+        fit(*arguments, **(settings | {"out": "run/clusters-2", "seed": 1}))
+        return fit(*arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schema, "fit", second)
+        printed = aevb(patch, capsys, *command)
+    assert "The clusters are those of the mixture in run/clusters-2.\n\n60 rows" in printed
+    assert "The mixture is in" not in printed
+    assert sorted(Path("run").iterdir()) == sorted([*files, Path("run/clusters-2")])
+    for path in Path("run/clusters-2/checkpoints").rglob("weights.safetensors"):
+        path.write_bytes(b"damaged")
+    err = refused(monkeypatch, capsys, *command)
+    assert "The mixture in run/clusters-2 cannot be read: " in err
+    assert "Delete the folder run/clusters-2, and repeat the command" in err
 
 
 def test_the_number_of_clusters_of_a_mixture_is_fixed(here, monkeypatch, capsys):

@@ -113,28 +113,51 @@ def _mixture(opened: Opened, count: int | None, seed: int) -> TableModel:
 
     BIC chooses the covariance, and the number of clusters if ``count`` is None.
     """
-    from aevb.tables.fitted import load_table
-    from aevb.tables.selection import STARTS
-    from aevb.training.checkpoint import folders
-
     name = CLUSTERS if count is None else f"{CLUSTERS}-{count}"
     place, schema = opened.run / name, opened.schema
-    if not folders(place):
-        train = _training_rows(opened)
-        fixed = {"components": count, "covariance": None}
-        model, _ = choose_by_bic(schema, train, "mixture", fixed, seed)
-        schema.fit(
-            model,
-            train,
-            starts=STARTS,
-            out=place,
-            resume=place.exists(),
-            recipe=opened.recipe,
-            progress=False,
-            seed=seed,
-        )
-        print(f"The mixture is in {place}.\n")
-    return load_table(place).with_unknown_levels(schema.unknown_levels)
+    if (place.is_dir() and any(place.iterdir())) or not _fit_mixture(opened, count, seed, place):
+        print(f"The clusters are those of the mixture in {place}.\n")
+    return _read_mixture(place).with_unknown_levels(schema.unknown_levels)
+
+
+def _fit_mixture(opened: Opened, count: int | None, seed: int, place: Path) -> bool:
+    """Fit the mixture and write its folder at once.
+
+    Return False if another command has written it in the meantime.
+    """
+    from aevb.runtime.checked_files import whole_folder
+    from aevb.tables.selection import STARTS
+
+    schema, train = opened.schema, _training_rows(opened)
+    fixed = {"components": count, "covariance": None}
+    model, _ = choose_by_bic(schema, train, "mixture", fixed, seed)
+    try:
+        with whole_folder(place) as folder:
+            schema.fit(
+                model,
+                train,
+                starts=STARTS,
+                out=folder,
+                recipe=opened.recipe,
+                progress=False,
+                seed=seed,
+            )
+    except FileExistsError:
+        return False
+    print(f"The mixture is in {place}.\n")
+    return True
+
+
+def _read_mixture(place: Path) -> TableModel:
+    from aevb.tables.fitted import load_table
+
+    try:
+        return load_table(place)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"The mixture in {place} cannot be read: {error} Delete the folder {place}, and repeat "
+            f"the command to fit the mixture again."
+        ) from None
 
 
 def _training_rows(opened: Opened) -> Any:
