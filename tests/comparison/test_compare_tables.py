@@ -98,3 +98,21 @@ def test_numbers_are_names_too():
     schema = Schema.read(FRAME)
     models = {k: schema.fit(schema.mixture(k), FRAME, seed=0) for k in (1, 2)}
     assert {"1", "2"} <= set(str(compare(models, FRAME)).split())
+
+
+def test_a_joined_mixture_has_no_aic_and_bic(schema):
+    rows = part(slice(0, 60))
+    models = {
+        "joined": schema.fit_default(rows),
+        "mixture": schema.fit(schema.mixture(1), rows, progress=False),
+    }
+    found = compare(models, rows, criteria=True)
+    assert (found["joined"].aic, found["joined"].bic, found["joined"].free) == (None, None, None)
+    assert found["mixture"].bic is not None
+    line = next(line for line in str(found).splitlines() if " joined " in line)
+    assert line.split().count("–") == 4  # AIC, BIC, free parameters and seconds
+    assert any("training rows of mixture, of which" in note for note in found.notes)
+    assert (
+        "AIC and BIC are not computed for joined: mixtures joined into one do not maximise the "
+        "likelihood."
+    ) in found.notes

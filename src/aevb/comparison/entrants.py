@@ -21,6 +21,7 @@ from aevb.evidence import AIS, Evidence, Particles, unnoted_evidence
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.result import count
 from aevb.model import Model
+from aevb.tables.declarations import PART
 from aevb.training.evaluation import evaluate_precisely
 from aevb.training.resuming import fingerprint, is_partial
 
@@ -50,6 +51,11 @@ class Entrant:
     seconds: float | None = None
     folder: Path | None = None
     quantities: Mapping[str, str] | None = None
+
+    @property
+    def joined(self) -> bool:
+        """Whether the model is a joined mixture of a table, which maximises no likelihood."""
+        return self.quantities is not None and PART in self.model.graph.latents
 
     @classmethod
     def of(cls, name: str, model: Model, data: Any, **others: Any) -> Entrant:
@@ -164,7 +170,7 @@ def compared(
         value = value - entrant.log_jacobian
     bound, untrained = _bound(entrant, seed) if elbo else (None, [])
     free = None
-    if criteria and exact:
+    if criteria and exact and not entrant.joined:
         free = free_parameters(model, source.take(torch.arange(min(source.n, SOME))))
     return Compared(
         entrant.name,
@@ -196,7 +202,7 @@ def compare_entrants(
     refuse_incomparable(entrants)
     wanted = _criteria(entrants, criteria, settings.get("method", "auto"))
     models = [compared(one, elbo=elbo, criteria=wanted, **settings) for one in entrants]
-    notes = [*_notes(entrants), *_assumed(entrants, wanted), *_uncounted(models, wanted)]
+    notes = [*_notes(entrants), *_assumed(entrants, wanted), *_uncounted(entrants, models, wanted)]
     return Comparison.of(models, what, units, notes)
 
 
@@ -225,7 +231,7 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
 
 def _assumed(entrants: Sequence[Entrant], wanted: bool) -> list[str]:
     """Say for which models AIC and BIC rely on the caller that these are the training rows."""
-    unknown = [one.name for one in entrants if wanted and one.trained_on is None]
+    unknown = [one.name for one in entrants if wanted and one.trained_on is None and not one.joined]
     return (
         [
             f"AIC and BIC take these rows to be the training rows of {listed(unknown)}, of which "
@@ -236,13 +242,19 @@ def _assumed(entrants: Sequence[Entrant], wanted: bool) -> list[str]:
     )
 
 
-def _uncounted(models: Sequence[Compared], wanted: bool) -> list[str]:
-    many = [one.name for one in models if wanted and one.free is None]
-    return (
-        [f"AIC and BIC are not computed for {listed(many)}: too many parameters to count the free."]
-        if many
-        else []
-    )
+def _uncounted(entrants: Sequence[Entrant], models: Sequence[Compared], wanted: bool) -> list[str]:
+    """Say which models have no AIC and BIC, and why."""
+    joined = [one.name for one in entrants if wanted and one.joined]
+    many = [one.name for one in models if wanted and one.free is None and one.name not in joined]
+    reasons = {
+        "mixtures joined into one do not maximise the likelihood": joined,
+        "too many parameters to count the free": many,
+    }
+    return [
+        f"AIC and BIC are not computed for {listed(names)}: {reason}."
+        for reason, names in reasons.items()
+        if names
+    ]
 
 
 def _criteria(entrants: Sequence[Entrant], asked: bool | None, method: Any) -> bool:
