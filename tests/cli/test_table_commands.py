@@ -446,6 +446,17 @@ def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypat
     assert "in 2 clusters" in aevb(monkeypatch, capsys, "cluster", "run")
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_covariances_are_those_of_several_columns(tmp_path, monkeypatch, capsys, columns):
+    monkeypatch.chdir(tmp_path)
+    cells = np.random.default_rng(0).normal(size=(60, columns))
+    rows = [[f"{cell:.3f}" for cell in row] for row in cells]
+    write_csv(tmp_path / "t.csv", rows, ["a", "b"][:columns])
+    printed = aevb(monkeypatch, capsys, "train", "t.csv", "--out", "run")
+    model = next(line for line in printed.splitlines() if line.startswith("Model: density of "))
+    assert ("full covariance" in model) == (columns > 1)
+
+
 def test_a_density_is_written_at_once_or_not_at_all(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     table = write_csv(tmp_path / "guests.csv", two_kinds(40))

@@ -215,7 +215,8 @@ def _parts(fitted: TableModel) -> str:
     """The parts of a joined mixture in words."""
     graph = fitted.model.graph
     (latent,) = graph.latents
-    full = "x" in graph.observed and graph.rule("p", "x").spec.full_moments
+    several = "x" in graph.observed and graph.size("x") > 1
+    full = several and graph.rule("p", "x").spec.full_moments
     parts = graph.size(latent)
     if parts == 1:
         return f"one part{' with a full covariance' * full}"
