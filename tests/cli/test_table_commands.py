@@ -616,6 +616,10 @@ def test_a_named_file_is_known_to_be_that_of_the_training(tmp_path, monkeypatch,
     assert "These are the training rows of d: " in printed
     assert "Most of these rows are training rows of dh and mh: " in printed
     assert "training rows" not in said("compare", "d", "mh", "--data", "new.csv")
+    vae = ("--model", "vae", "--set", "latent=1", "--set", "hidden=4", "--steps", 5)
+    aevb(monkeypatch, capsys, "train", "copy.csv", "--out", "v", *vae)
+    printed = said("compare", "d", "v", "--data", "copy.csv", "--samples", 20)
+    assert "These are the training rows of all models: " in printed
 
 
 def test_rows_of_a_changed_file_are_not_called_held_out(tmp_path, monkeypatch, capsys):

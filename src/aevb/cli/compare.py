@@ -13,6 +13,7 @@ from aevb.cli.missing_marks import only_numbers
 from aevb.cli.options import RunMissing, Seed, in_its_words, path
 
 if TYPE_CHECKING:
+    from aevb.cli.judged_rows import Judged
     from aevb.comparison.entrants import Entrant
     from aevb.tables.fitted import TableModel
 
@@ -117,16 +118,18 @@ def _on_tables(
     which = first.which if alike else ""
     what = describe_rows(first.rows.num_rows, which, str(first.opened.file.path))
     entrants = on_frames(tables, {name: one.rows for name, one in found.items()})
-    return [_with_record(one, found[one.name].which) for one in entrants], what, COLUMNS
+    return [_with_record(one, found[one.name]) for one in entrants], what, COLUMNS
 
 
-def _with_record(entrant: Entrant, which: str) -> Entrant:
+def _with_record(entrant: Entrant, judged: Judged) -> Entrant:
     """Say whether a model was trained on its rows, or on most of them.
 
-    A model that took no steps has no record of its own.
+    The record of the run itself does not always say it: a model that took no steps has none, and
+    networks are trained on copies of the rows, too. Of a large table, the rows are random ones.
     """
     from aevb.cli.judged_rows import MOSTLY, TRAINED
 
-    if entrant.trained_on is None and which:
+    which, whole = judged.which, judged.opened.file.large is None
+    if which and (entrant.trained_on is None or (which == TRAINED and whole)):
         entrant = replace(entrant, trained_on=which == TRAINED)
     return replace(entrant, trained_on_most=which == MOSTLY)
