@@ -19,6 +19,7 @@ from aevb import Schema, TableModel, joint, load_table
 from aevb.evidence.exact import exact_evidence
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables import fitting
+from aevb.tables.frames import read_table
 
 LIBRARIES = {
     "pandas": lambda table: table,
@@ -694,3 +695,30 @@ def test_columns_without_a_type_are_filled(library):
         assert not any(mask.any() for mask in schema.missing_cells(filled).values()), name
         if name == "colour":
             assert list(map(str, filled[name])) == ["red", "red"]
+
+
+INTEGERS = {
+    "pandas": lambda cells: pd.DataFrame({"a": pd.array(cells, "Int64")}),
+    "pandas of pyarrow": lambda cells: pd.DataFrame({"a": pd.array(cells, "int64[pyarrow]")}),
+    "polars": lambda cells: pl.DataFrame({"a": pl.Series(cells, dtype=pl.Int64)}),
+    "pyarrow": lambda cells: pa.table({"a": pa.array(cells, pa.int64())}),
+}
+
+
+@pytest.mark.parametrize("library", INTEGERS)
+@pytest.mark.parametrize("kind", ["positive", "real", "ordered"])
+def test_a_new_table_of_integers_is_filled_with_the_numbers_of_the_schema(library, kind):
+    """The type of a column depends on the known cells of its file, the filled cells do not."""
+    table = {"a": [1.0, 0.07, 0.25, 0.07] * 20}
+    schema = Schema.read(table, kinds={"a": kind})
+    model = schema.fit(schema.mixture(1), table, starts=1)
+    (filled,) = cells(model.impute({"a": [None]}), "a")
+    assert 0.05 < filled < 0.9
+    new = INTEGERS[library]([1, None, 1])
+    found = model.impute(new)
+    assert cells(found, "a") == [1, filled, 1]
+    assert types(found)["a"] in ("Float64", "double[pyarrow]", pl.Float64, pa.float64())
+    assert cells(new, "a") == [1, None, 1]
+    # Whole numbers that a column of fractions happens to have need no other type.
+    same = read_table(new).replaced({"a": (np.array([1]), [2.0])})
+    assert (cells(same, "a"), types(same)) == ([1, 2, 1], types(new))

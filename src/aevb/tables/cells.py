@@ -19,8 +19,8 @@ from aevb.tables.schema import Schema
 def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
     """Values of a column as Python objects of a type.
 
-    Numbers are rounded if the type is an integer or all cells were whole. Amounts and
-    dates that the column writes as text are texts in the same form.
+    Numbers are rounded if the type is an integer and all cells of the schema's table were whole.
+    Amounts and dates that the column writes as text are texts in the same form.
     """
     if (amounts := column.facts.amounts) is not None and dtype == "String":
         low = 10.0**-amounts.decimals if column.kind == "positive" else -math.inf  # 0 has no log
@@ -39,7 +39,8 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
     if column.kind == "date":
         dtype = dtype if dtype.startswith("Date") else column.dtype
         return _dates(values, dtype)
-    if (bits := re.fullmatch(r"(u?)int(\d+)", dtype.lower())) is not None:
+    bits = re.fullmatch(r"(u?)int(\d+)", dtype.lower())
+    if bits is not None and column.facts.whole:
         bound = np.iinfo(bits[0])
         low = 1.0 if column.kind == "positive" else float(bound.min)  # 0 has no logarithm
         return [int(number) for number in np.clip(np.rint(values), low, float(bound.max)).tolist()]

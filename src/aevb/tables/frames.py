@@ -80,7 +80,8 @@ class Table:
         """Return a copy of the frame with some cells replaced.
 
         ``filled`` maps a column to the rows to replace and their new values. All other cells keep
-        their values and types, bit for bit.
+        their values and types, bit for bit, except that a column of integers becomes one of float64
+        if a new value is not whole.
         """
         if self.library in ("dict", "array"):
             columns = {name: np.array(self.native[name], copy=True) for name in self.names}
@@ -243,11 +244,19 @@ def new_frame(library: str, columns: Mapping[str, Any]) -> Any:
     return pa.table(dict(columns))
 
 
+def _has_fractions(values: Sequence[Any]) -> bool:
+    """Whether some value is a number that no column of integers holds."""
+    return any(isinstance(value, float) and not value.is_integer() for value in values)
+
+
 def _replace_pandas(table: Table, filled: Mapping[str, tuple[np.ndarray, Sequence[Any]]]) -> Any:
     frame = table.native.copy()
     for name, (rows, values) in filled.items():
         position = table.names.index(name)
         column = frame.iloc[:, position].copy()
+        if _has_fractions(values) and column.dtype.kind in "iu":
+            arrow = hasattr(column.dtype, "pyarrow_dtype")
+            column = column.astype("double[pyarrow]" if arrow else "Float64")
         column.iloc[rows] = list(values)
         frame.isetitem(position, column)
     return frame
@@ -259,6 +268,8 @@ def _replace_polars(table: Table, filled: Mapping[str, tuple[np.ndarray, Sequenc
     found = []
     for name, (rows, values) in filled.items():
         column = table.native[name]
+        if _has_fractions(values) and column.dtype.is_integer():
+            column = column.cast(pl.Float64)
         cells, kept = [None] * len(column), np.ones(len(column), bool)
         kept[rows] = False
         for row, value in zip(rows.tolist(), values, strict=True):
@@ -278,6 +289,9 @@ def _replace_pyarrow(table: Table, filled: Mapping[str, tuple[np.ndarray, Sequen
     for name, (rows, values) in filled.items():
         position = table.names.index(name)
         field, column = frame.schema.field(position), frame.column(position)
+        if _has_fractions(values) and pa.types.is_integer(field.type):
+            field = field.with_type(pa.float64())
+            column = column.cast(field.type, safe=False)
         listed = pa.types.is_dictionary(field.type)  # if_else takes no dictionary arrays
         cells: list[Any] = column.to_pylist() if listed else [None] * len(column)
         kept = np.ones(len(column), bool)
