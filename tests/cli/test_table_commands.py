@@ -293,6 +293,29 @@ def test_decimal_commas_of_amounts(tmp_path, monkeypatch, capsys):
         assert before[0] in (after[0], "")
 
 
+def test_numbers_of_a_new_file_are_read_in_the_form_of_the_amounts(tmp_path, monkeypatch, capsys):
+    """1.234 is 1234 in a column of decimal commas, and 0.05 is no amount in percent."""
+    monkeypatch.chdir(tmp_path)
+    comma = str.maketrans(",.", ".,")
+    rows = [[row[0][1:].translate(comma), row[1], row[2]] for row in amounts()]
+    write_csv(tmp_path / "t.csv", rows, AMOUNTS)
+    schema = Schema.read(read_table_file(tmp_path / "t.csv").frame)
+    assert schema["price"].facts.amounts.decimal == ","
+    write_csv(tmp_path / "new.csv", [["1.234", "5 %", "61000"], ["2.500", "", "7e4"]], AMOUNTS)
+    cells = schema.cells(read_table_file(tmp_path / "new.csv").known_to(schema))
+    assert cells["price"].tolist() == [1234, 2500]
+    assert cells["people"].tolist() == [61000, 70000]
+    write_csv(tmp_path / "new.csv", [["1.5", "", ""], ["", "", ""]], AMOUNTS)
+    with pytest.raises(ValueError, match=r"amounts such as .* now holds '1\.5' in row 0\. Write"):
+        schema.cells(read_table_file(tmp_path / "new.csv").known_to(schema))
+    write_csv(tmp_path / "new.csv", [["-999.0", "?", ""], ["3.500", "?", ""]], AMOUNTS)
+    file = read_table_file(tmp_path / "new.csv", [-999.0])
+    np.testing.assert_array_equal(schema.cells(file.known_to(schema))["price"], [np.nan, 3500])
+    write_csv(tmp_path / "new.csv", [["1,5", "", ""], ["2", "0.05", ""]], AMOUNTS)
+    with pytest.raises(ValueError, match=r"'rate' had amounts .* now holds '0\.05' in row 1\. Wri"):
+        schema.cells(read_table_file(tmp_path / "new.csv").known_to(schema))
+
+
 @pytest.mark.parametrize("cells", [["€ 1,234", "€ 5"], ["1,234 %", "12,345 %"], ["-£1,234", "£5"]])
 def test_a_comma_of_amounts_between_semicolons_is_ambiguous(tmp_path, cells):
     rows = [[cell, str(i)] for i, cell in enumerate(cells * 10)]

@@ -242,6 +242,18 @@ def test_new_tables():
         numbers.encode({"b": dollars()})
 
 
+def test_numbers_for_texts_in_percent_may_be_shares():
+    """A recorded range from 0 on and single cells say nothing of the unit."""
+    numbers = np.linspace(0.0, 40.0, N)
+    schema = Schema.read({"b": [f"{number:.2f} %" for number in numbers]})
+    with pytest.warns(DataWarning, match=r"'b' had texts in percent .* from 0 to 1 \(0\.05\), whi"):
+        schema.encode({"b": [0.05, None, 0.2]})
+    for cells in (["0.05 %"], [0.0, 0.0], [0.5, 2.0], numbers, [None, -0.5]):
+        schema.encode({"b": cells})
+    small = Schema.read({"b": [f"{number / 50:.3f} %" for number in numbers]})
+    small.encode({"b": numbers / 50})
+
+
 def test_new_tables_may_show_the_separators_first():
     """The training table has no separators, so its form is open."""
     schema = Schema.read({"b": [f"€{number}" for number in range(100, 900, 7)]})

@@ -114,12 +114,13 @@ class TableFile:
 
         A category of words stays words if all its cells of this file look like numbers, numbers
         stay numbers if some cells of this file have leading zeros, and amounts such as $1,234.50
-        and dates such as 01.03.2024 stay words if this file has none.
+        and dates such as 01.03.2024 stay words if this file has none. Amounts with a unit or a
+        decimal comma stay words if all cells of this file look like numbers: 1.234 may be 1234.
         """
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-        from aevb.data.text_tables import MISSING, MISSING_TEXT
+        from aevb.data.text_tables import MISSING_TEXT
 
         frame = self.frame.select([name for name in self.names if name in schema])
         for column in schema.used:
@@ -132,17 +133,18 @@ class TableFile:
                 cells = frame.column(position)
                 if pc.all(pc.match_substring_regex(cells, WHOLE)).as_py():
                     frame = frame.set_column(position, column.name, pc.cast(cells, pa.int64()))
-            if column.facts.form is not None and pa.types.is_null(kind):
-                words = True
-            if words and not pa.types.is_string(kind):
-                cells = [cell.strip() for cell in self.written[column.name]]
-                missing = MISSING_TEXT if pa.types.is_null(kind) else MISSING
-                known = [
-                    None if cell in missing or cell.lower() in self.words else cell
-                    for cell in cells
-                ]
-                found = pa.array(known, pa.string())
-                frame = frame.set_column(position, column.name, found)
+            form, amounts = column.facts.form, column.facts.amounts
+            written = amounts is not None and (amounts.unit or amounts.decimal == ",")
+            if pa.types.is_string(kind) or not (
+                words or written or (form is not None and pa.types.is_null(kind))
+            ):
+                continue
+            cells = [cell.strip() for cell in self.written[column.name]]
+            missing = pc.is_null(frame.column(position)).to_pylist()
+            if words and pa.types.is_null(kind):  # the marks of missing numbers may be levels
+                missing = [cell in MISSING_TEXT or cell.lower() in self.words for cell in cells]
+            known = [None if gone else cell for cell, gone in zip(cells, missing, strict=True)]
+            frame = frame.set_column(position, column.name, pa.array(known, pa.string()))
         return frame
 
 

@@ -247,7 +247,8 @@ def with_amounts(cells: Cells, amounts: Amounts) -> Cells:
         raise ValueError(
             f"Column {cells.name!r} had amounts such as {amounts.example!r} when the schema was "
             f"read, and now holds {wrong!r} in row {row}. Write all its amounts in the same unit "
-            f"and form, or as numbers, or make the cell missing."
+            f"and form, or make the cell missing. A frame and a Parquet file may have a column of "
+            f"numbers instead."
         )
     values = np.full(len(cells.values), np.nan)
     values[~cells.missing] = [numbers[text] for text in cells.values[~cells.missing].tolist()]

@@ -442,7 +442,7 @@ class Schema:
                 if not keep_unknown:
                     values[unknown] = np.nan
             if warn:
-                warn_of_unit(column, values)
+                warn_of_unit(column, values, cells.dtype)
         if warn:
             warn_of_unknown_levels(told)
         return found

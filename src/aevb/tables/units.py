@@ -17,15 +17,26 @@ LEFT = 0.1  # and the largest share that it may leave outside
 FACTORS = (2.2046, 2.54, 3.2808, 12.0, 24.0, 25.4, 60.0, 3600.0)  # of usual units, beside 10ⁿ
 
 
-def warn_of_unit(column: Column, values: np.ndarray) -> None:
+def warn_of_unit(column: Column, values: np.ndarray, dtype: str) -> None:
     """Warn if the new cells lie far from those that the schema was read from.
 
     Rows of the schema's own table never do: either the median of the new cells lies outside the
     recorded range, or a quarter of them do and a usual factor between units explains it. Distances
-    are those of logarithms if all cells are positive.
+    are those of logarithms if all cells are positive. Numbers of the type ``dtype`` for texts in
+    percent are warned of, too, if all lie between 0 and 1: they may be shares.
     """
     known = values[~np.isnan(values)]
     if column.listed or not len(known) or column.facts.low is None:
+        return
+    if dtype != "String" and _are_shares(column, known):
+        assert column.facts.amounts is not None
+        warnings.warn(
+            f"Column {column.name!r} had texts in percent such as {column.facts.amounts.example!r} "
+            f"when the schema was read, and now holds numbers from 0 to 1 ({known[0]:g}), which "
+            f"are read as percent, too. If they are shares, multiply them by 100.",
+            DataWarning,
+            stacklevel=5,
+        )
         return
     factor = None if column.kind == "date" else _factor(column, known)
     if not _is_far(column, known) and (
@@ -49,6 +60,14 @@ def warn_of_unit(column: Column, values: np.ndarray) -> None:
         DataWarning,
         stacklevel=5,
     )
+
+
+def _are_shares(column: Column, known: np.ndarray) -> bool:
+    """Whether numbers of a column in percent all lie in [0, 1], and not all recorded ones do."""
+    amounts, high = column.facts.amounts, column.facts.high or 0.0
+    if amounts is None or amounts.unit != "%" or high <= 1:
+        return False
+    return bool(((known >= 0) & (known <= 1)).all() and known.any())
 
 
 def _is_far(column: Column, known: np.ndarray) -> bool:
