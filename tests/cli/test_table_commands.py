@@ -330,6 +330,25 @@ def test_a_comma_of_amounts_between_semicolons_is_ambiguous(tmp_path, cells):
         assert read_table_file(path).frame["a"].to_pylist() == ["€ 1,234", one]
 
 
+def test_a_number_marks_missing_cells_of_text_columns(tmp_path):
+    """Levels, amounts and codes with -999 among them are text; 0999 is a code of its own."""
+    rows = [
+        [f"${i}.50", "ABC"[i % 3], f"0{900 + i}", str(i)] if i % 5 else ["-999"] * 4
+        for i in range(100)
+    ]
+    path = write_csv(tmp_path / "t.csv", rows, ["price", "grade", "code", "n"])
+    file = read_table_file(path, [-999.0, 999.0])
+    schema = Schema.read(file.frame, missing=("", *file.words))
+    assert schema["price"].facts.amounts.unit == "$"
+    assert schema["grade"].levels == ("A", "B", "C")
+    assert [schema[name].missing for name in schema.names] == [20] * 4
+    assert file.frame["code"][99].as_py() == "0999"
+    plain = read_table_file(path).frame.select(["grade"])
+    assert Schema.read(plain)["grade"].levels == ("-999", "A", "B", "C")
+    # The schema knows the mark, too.
+    assert np.isnan(schema.cells(read_table_file(path).known_to(schema))["grade"][::5]).all()
+
+
 # Dates --------------------------------------------------------------------------------------------
 
 
@@ -738,7 +757,7 @@ def test_words_that_mark_missing_cells_are_missing_in_later_files_too(
         (c.kind, c.levels, c.missing, c.location) for c in plain.columns
     ]
     assert "city: missing where the text is 'UNKNOWN', 'Unknown'" in " ".join(told.split())
-    assert schema.missing_words[-1] == "unknown"
+    assert schema.missing_words[-2:] == ("unknown", "-999")
     assert json.loads(Path("run/data.json").read_text())["missing"] == ["unknown", -999.0]
     assert np.isnan(
         schema.cells({name: ["Unknown" if name == "city" else None] for name in schema.names})[

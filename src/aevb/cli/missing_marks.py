@@ -26,8 +26,15 @@ def _mark(text: str) -> Mark:
 
 
 def words_of(marks: Collection[Mark]) -> list[str]:
-    """Return the words among the marks, which are compared without case."""
-    return [mark.strip().lower() for mark in marks if isinstance(mark, str)]
+    """Return the marks as words of text columns, which are compared without case.
+
+    >>> words_of([-999.0, 0.5, "Unknown"])
+    ['-999', '0.5', 'unknown']
+    """
+    return [
+        mark.strip().lower() if isinstance(mark, str) else repr(float(mark)).removesuffix(".0")
+        for mark in marks
+    ]
 
 
 def numbers_of(marks: Collection[Mark]) -> list[float]:

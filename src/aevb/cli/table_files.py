@@ -151,8 +151,8 @@ class TableFile:
 def read_table_file(path: str | Path, missing: Collection[Mark] = ()) -> TableFile:
     """Read a table file; ``missing`` are numbers and words that mark missing cells.
 
-    Words are compared without case, and mark cells in addition to the usual words. Large Parquet
-    files are opened, and read by parts later.
+    Words are compared without case, and mark cells in addition to the usual words. A number is a
+    word of text columns, too. Large Parquet files are opened, and read by parts later.
     """
     from aevb.data.frames import read_frame
     from aevb.data.large_tables import open_large
