@@ -38,7 +38,11 @@ FORMS = {
     "both signs": (["1.234,50 €", "7 €"], [1234.5, 7], "-1.234,57 €", "7,00 €"),
     "decimal commas": (["3,5", "12,75"], [3.5, 12.75], "-1234,57", "7,00"),
     "a comma after zero": (["0,125 €", "1,234 €"], [0.125, 1.234], "-1234,567 €", "7,000 €"),
-    "points as groups": (["1.234.567", "1.234"], [1234567, 1234], "-1.235", "7"),
+    "points as groups": (["€1.234.567", "€1.234"], [1234567, 1234], "-€1.235", "€7"),
+    "points and a comma": (["1.234.567", "1.234", "3,5"], [1234567, 1234, 3.5], "-1.234,6", "7,0"),
+    "one group": (["1,234", "12", "999"], [1234, 12, 999], "-1,235", "7"),
+    "one group is certain": (["1,234.5", "5678"], [1234.5, 5678], "-1,234.6", "7.0"),
+    "billions": (["8,045,311,447", "12"], [8045311447, 12], "-1,235", "7"),
     "spaces around": ([" $5 ", "$1,000"], [5, 1000], "-$1,235", "$7"),
 }
 
@@ -73,6 +77,13 @@ def test_forms(case):
         ["1,234.5", "1.234,5"],
         ["$5", "€5"],
         ["$5", "5"],
+        ["192.168.106.207", "192.168.106.208"],
+        ["1.234.567", "1.234"],
+        ["1,234,567,890,123", "101,202,303,404,505"],
+        ["1,4", "3", "2,5"],
+        ["1,4", "2,5"],
+        ["1,45", "3", "2", "4"],
+        ["1,234", "5678"],
         [],
     ],
 )
@@ -89,6 +100,19 @@ def test_ambiguous_points_are_refused(texts):
     if len(texts) > 1:
         levels = Schema.read({"a": texts * 10}, kinds={"a": "category"})["a"].levels
         assert set(levels) == set(texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        ([f"192.168.{i % 256}.{100 + i}" for i in range(100, 130)], "left out"),
+        ([f"1.{100 + i}.{200 + i}" for i in range(30)], "left out"),
+        (["1,4", "3", "2,5"] * 10, "category"),
+    ],
+)
+def test_texts_that_only_look_like_numbers_stay_text(texts, kind):
+    column = Schema.read({"a": texts, "b": NUMBERS[:30]})["a"]
+    assert (column.kind, column.facts.type, column.facts.amounts) == (kind, "text", None)
 
 
 def dollars(numbers=NUMBERS) -> list:

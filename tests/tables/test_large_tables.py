@@ -129,6 +129,18 @@ def test_held_out_rows_are_not_in_the_table(folder):
     assert table.sample["id"].to_pylist() == frame["id"].take(table.sample_rows).to_pylist()
 
 
+def test_amounts_without_a_unit_are_judged_by_all_cells(tmp_path, monkeypatch):
+    """Most cells have a comma in one column and few in the other; the forms are the same."""
+    cells = [f"{i % 90 + 10},25" if i % 3 else str(i % 7) for i in range(N)]
+    lists = [f"{i % 90 + 10},25" if i % 3 == 0 else str(i % 7) for i in range(N)]
+    frame = pa.table({"most": cells, "few": lists})
+    monkeypatch.setattr(parquet, "LARGE", 1)
+    pq.write_table(frame, tmp_path / "t.parquet", row_group_size=64)
+    here, whole = Schema.read(open_large(tmp_path / "t.parquet")), Schema.read(frame)
+    for name, type_ in (("most", "number"), ("few", "text")):
+        assert here[name].facts.type == whole[name].facts.type == type_
+
+
 def test_many_texts_are_left_out(folder, monkeypatch):
     monkeypatch.setattr(large_columns, "MOST_ASKED", 300)
     schema = Schema.read(open_large(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ DIGITS = {
 }
 OTHER = {".": ",", ",": "."}
 MANY = 20  # different numbers as text are levels up to here
+GROUPS = 3  # most groups after the first digits of a number without a unit
 
 
 @dataclass(frozen=True)
@@ -142,14 +144,18 @@ def _signed(found: Mapping[str, re.Match[str]]) -> bool:
     return any(_unit(cell) or re.search(r",|\..*\.", cell["digits"]) for cell in found.values())
 
 
-def amounts_of(name: str, texts: Iterable[str], *, plain: bool = False) -> Amounts | None:
+def amounts_of(
+    name: str, texts: Iterable[str] | Mapping[str, int], *, plain: bool = False
+) -> Amounts | None:
     """How a column writes its amounts; None if its texts are not all amounts in one unit.
 
-    Raise ValueError if their point may separate thousands or decimals. A comma before exactly three
-    digits, in all cells that have one, separates thousands. With ``plain``, a column of plain
-    numbers is one of amounts without a unit.
+    ``texts`` are its cells, or how often each text occurs. Raise ValueError if their point may
+    separate thousands or decimals. A comma before exactly three digits, in all cells that have one,
+    separates thousands. Texts without a unit are amounts if their separators are certain. With
+    ``plain``, a column of plain numbers is one of amounts without a unit.
     """
-    found = _all_parts(texts, plain=plain)
+    times = Counter(texts)
+    found = _all_parts(times, plain=plain)
     if len({_unit(cell) for cell in found.values()}) != 1:
         return None
     digits = {cell["digits"] for cell in found.values()}
@@ -165,6 +171,12 @@ def amounts_of(name: str, texts: Iterable[str], *, plain: bool = False) -> Amoun
     if not fits:
         return None
     decimal = fits[0] if any(sign in one for one in digits for sign in OTHER) else ""
+    if _signed(found) and not any(map(_unit, found.values())):
+        cells: Counter[str] = Counter()
+        for text, cell in found.items():
+            cells[cell["digits"]] += times[text]
+        if not _are_certain(cells, decimal):
+            return None
     example = max(found, key=len)
     before, after = (found[example][part] or "" for part in ("before", "after"))
     below = next((cell for cell in found.values() if _minus(cell)), None)
@@ -182,6 +194,28 @@ def amounts_of(name: str, texts: Iterable[str], *, plain: bool = False) -> Amoun
         decimal,
         grouped=bool(decimal) and any(OTHER[decimal] in one for one in digits),
         decimals=max(len(one.partition(decimal)[2]) for one in digits) if decimal else 0,
+    )
+
+
+def _are_certain(times: Counter[str], decimal: str) -> bool:
+    """Whether digits without a unit, and how often each occurs, are numbers with separators.
+
+    Answers such as 1,4 and 2,5 (several of a list), IP addresses and versions are none.
+    """
+    group = OTHER[decimal]
+    split = [one.partition(decimal) for one in times]  # whole part, sign, decimals
+    groups = max(whole.count(group) for whole, _, _ in split)
+    if groups > GROUPS:
+        return False
+    if decimal == ".":
+        return any(
+            whole.count(group) > 1 or (group in whole and sign) for whole, sign, _ in split
+        ) or all(group in whole or len(whole) <= 3 for whole, _, _ in split)
+    if groups:
+        return any(sign for _, sign, _ in split)
+    commas = sum(count for one, count in times.items() if decimal in one)
+    return 2 * commas > times.total() and any(
+        sign and (len(whole) != 1 or len(rest) != 1) for whole, sign, rest in split
     )
 
 

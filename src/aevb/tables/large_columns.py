@@ -158,25 +158,26 @@ class Texts(Gathered):
         self.seen: set[Any] | None = set()
         self.declared: dict[Any, None] = {}
         self.forms: dict[str, str] | None = {} if cells.type == "text" else None
+        self.times: Counter[str] = Counter()  # cells of each form, by its first text
 
     def gather(self, cells: Cells, known: np.ndarray, first: int) -> None:
         self.declared |= dict.fromkeys(cells.levels or ())
         if self.seen is None and self.forms is None:
             return
-        texts = dict.fromkeys(known.tolist())
+        texts = Counter(known.tolist())
         if self.seen is not None:
             self.seen.update(texts)
             if len(self.seen) > MOST_ASKED:
                 self.seen = None
         if (forms := self.forms) is not None:
-            for text in texts:
+            for text, count in texts.items():
                 if (form := form_of(text)) is None:
                     self.forms = None
                     break
-                forms.setdefault(form, text)
+                self.times[forms.setdefault(form, text)] += count
 
     def amounts(self) -> Amounts | None:
-        return amounts_of(self.like.name, self.forms.values()) if self.forms else None
+        return amounts_of(self.like.name, self.times) if self.forms else None
 
     def facts(self) -> Facts:
         levels, distinct = None, MOST_ASKED + 1
