@@ -722,3 +722,19 @@ def test_a_new_table_of_integers_is_filled_with_the_numbers_of_the_schema(librar
     # Whole numbers that a column of fractions happens to have need no other type.
     same = read_table(new).replaced({"a": (np.array([1]), [2.0])})
     assert (cells(same, "a"), types(same)) == ([1, 2, 1], types(new))
+
+
+@pytest.mark.parametrize("library", INTEGERS)
+@pytest.mark.parametrize("kind", ["ordered", "count", "real"])
+def test_means_of_integers_are_not_rounded_if_not_asked(library, kind):
+    table = INTEGERS[library]([1, 5, 10, 1, None, 1])
+    schema = Schema.read(table, kinds={"a": kind})
+    model = schema.fit(schema.mixture(1), table, starts=1)
+    found, spread = model.impute(table, rounded=False, return_std=True)
+    mean = pytest.approx(18 / 5, rel=1e-3)
+    assert cells(found, "a") == [1, 5, 10, 1, mean, 1]
+    assert types(found)["a"] in ("Float64", "double[pyarrow]", pl.Float64, pa.float64())
+    assert cells(spread, "a")[4] > 1
+    whole = model.impute(table)
+    assert cells(whole, "a") == [1, 5, 10, 1, 1 if kind == "ordered" else 4, 1]
+    assert types(whole) == types(table)

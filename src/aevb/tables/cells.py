@@ -16,10 +16,11 @@ from aevb.tables.reading import FIRST_DAY, LAST_DAY, time_zone, zone_of
 from aevb.tables.schema import Schema
 
 
-def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
+def typed(column: Column, values: np.ndarray, dtype: str, *, rounded: bool = True) -> list[Any]:
     """Values of a column as Python objects of a type.
 
-    Numbers are rounded if the type is an integer and all cells of the schema's table were whole.
+    Numbers are rounded if the type is an integer and all cells of the schema's table were whole,
+    unless ``rounded`` is False.
     Amounts and dates that the column writes as text are texts in the same form.
     """
     if (amounts := column.facts.amounts) is not None and dtype == "String":
@@ -31,8 +32,6 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
         levels = values.tolist()
         if dtype == "Boolean":
             return [bool(level) for level in levels]
-        if values.dtype.kind == "f" and not dtype.startswith("Float"):  # means of whole numbers
-            return [round(level) for level in levels]
         if dtype.startswith("Float") and not any(isinstance(one, str) for one in column.levels):
             return [float(level) for level in levels]
         return list(levels)
@@ -40,7 +39,7 @@ def typed(column: Column, values: np.ndarray, dtype: str) -> list[Any]:
         dtype = dtype if dtype.startswith("Date") else column.dtype
         return _dates(values, dtype)
     bits = re.fullmatch(r"(u?)int(\d+)", dtype.lower())
-    if bits is not None and column.facts.whole:
+    if bits is not None and column.facts.whole and rounded:
         bound = np.iinfo(bits[0])
         low = 1.0 if column.kind == "positive" else float(bound.min)  # 0 has no logarithm
         return [int(number) for number in np.clip(np.rint(values), low, float(bound.max)).tolist()]

@@ -234,8 +234,10 @@ class TableModel:
         A number gets its posterior mean in the units of the table (of a positive column: the mean
         of the log-normal, not the exponential of the mean logarithm), a count its mean, rounded,
         and a level the most probable one. Known cells, cells with an unknown level and columns left
-        out are unchanged. ``rounded=False`` fills counts, and numbers of an ordered column, with
-        posterior means that need not be whole; their mean squared error is smaller.
+        out are unchanged. ``rounded=False`` fills counts, other whole numbers, and numbers of an
+        ordered column with posterior means that need not be whole; their mean squared error is
+        smaller. A column of integers is then one of float64, and counts and levels that are filled
+        so are no cells that :meth:`score` reads.
 
         ``draws`` returns a list of that many frames filled with joint draws instead (multiple
         imputation). ``return_std`` also returns a frame with the posterior standard deviation of
@@ -259,7 +261,8 @@ class TableModel:
                 at = np.searchsorted(some, rows)
                 means[column.name], spread[rows] = (part[at] for part in found[column.name])
                 dtype = table.cells(column.name, ()).dtype
-                filled[column.name] = rows, typed(column, means[column.name], dtype)
+                cells = typed(column, means[column.name], dtype, rounded=rounded)
+                filled[column.name] = rows, cells
             spreads[column.name] = spread
         _warn_of_extrapolation(self.schema, means)
         whole = table.replaced(filled)
