@@ -84,10 +84,10 @@ def test_numbers_as_text_are_refused_instead_of_being_lost():
         found = schema.encode({"year": [2007, 2010], "letter": ["a", "b"]})
     np.testing.assert_array_equal(found["year"], [0, np.nan])
     for table, message in (
-        ({"year": ["2007", "never"], "letter": ["a", "b"]}, "'year' had numbers .* holds text"),
-        ({"year": [2007, 2008], "letter": [1, 2]}, "'letter' had text .* holds numbers"),
+        ({"year": ["2007", "never"], "letter": ["a", "b"]}, "'year' had numbers .* text ('2007'"),
+        ({"year": [2007, 2008], "letter": [98765, 2]}, "'letter' had text .* numbers (98765"),
     ):
-        with pytest.raises(ValueError, match=message + r" \(.* in row 0, from 0\)"):
+        with pytest.raises(ValueError, match=message.replace("(", r"\(") + r" in row 0, from 0\)"):
             schema.encode(table)
 
 

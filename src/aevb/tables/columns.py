@@ -216,7 +216,7 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
         first = int(np.argmin(cells.missing))
         raise ValueError(
             f"Column {column.name!r} had {was} when the schema was read, and now holds {now} "
-            f"({cells.values[first]!r} in row {first}, from 0). Convert it."
+            f"({plain_text(cells.values[first])} in row {first}, from 0). Convert it."
         )
     values = np.where(cells.missing, np.nan, cells.values.astype(float))
     checks = [(np.isinf(values), "infinite", "Replace them by a number or a missing value")]
@@ -260,6 +260,11 @@ def _fix(column: Column) -> str:
         f"Correct them or make them missing, or fit a schema with "
         f'schema.with_kind({column.name!r}, "real")'
     )
+
+
+def plain_text(value: Any) -> str:
+    """A cell in a message: a number without its type, other cells as Python writes them."""
+    return f"{value:.17g}" if isinstance(value, float) else repr(value)
 
 
 def _count(n: int, what: str) -> str:

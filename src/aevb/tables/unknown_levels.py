@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 
 from aevb.runtime.checked_files import DataWarning
-from aevb.tables.columns import Column
+from aevb.tables.columns import Column, plain_text
 from aevb.tables.kinds import levels_text
 from aevb.tables.reading import Cells
 
@@ -41,15 +41,15 @@ def describe_unknown_levels(column: Column, cells: Cells, unknown: np.ndarray) -
     the level 2007 would be lost.
     """
     texts = {isinstance(level, str) for level in column.levels}
-    found = [isinstance(value, str) for value in cells.values[unknown].tolist()]
-    other = [i for i, text in enumerate(found) if text not in texts]
+    found = cells.values[unknown].tolist()
+    other = [i for i, value in enumerate(found) if isinstance(value, str) not in texts]
     if other:
         row = int(np.flatnonzero(unknown)[other[0]])
         was, now = ("text", "numbers") if True in texts else ("numbers", "text")
         raise ValueError(
             f"Column {column.name!r} had {was} when the schema was read, and now holds {now} "
-            f"({cells.values[row]!r} in row {row}, from 0). Convert it to {was}; a word that marks "
-            f"missing cells is named by missing= of Schema.read, or --missing WORD."
+            f"({plain_text(found[other[0]])} in row {row}, from 0). Convert it to {was}; a word "
+            f"that marks missing cells is named by missing= of Schema.read, or --missing WORD."
         )
     return f"{int(unknown.sum())} in {column.name!r} ({_shown(_levels(cells, unknown))})"
 
