@@ -194,13 +194,15 @@ def _train_density(
     notes: list[str],
 ) -> None:
     """Fit the default density of a table, and write it with its schema and recipe."""
+    from aevb.data.large_tables import in_memory
     from aevb.runtime.checked_files import replace, whole_folder
-    from aevb.tables.choosing import MOST_ROWS
+    from aevb.tables.choosing import most_rows
 
     begun = time.perf_counter()
     fitted = schema.fit_default(train, seed=int(settings.get("seed", 0)))
     seconds = time.perf_counter() - begun
-    some = f", fitted to {MOST_ROWS:,} random rows" if train.num_rows > MOST_ROWS else ""
+    rows = most_rows(schema.encode(in_memory(train)))
+    some = f", fitted to {rows:,} random rows" if train.num_rows > rows else ""
     told = [paragraph(f"Model: density of {_parts(fitted)}{some}.")]
     print("\n".join(told))
     result = _result(fitted, train, check, f"{seconds:.1f} s")
