@@ -114,10 +114,13 @@ def _mixture(opened: Opened, count: int | None, seed: int) -> TableModel:
     BIC chooses the covariance, and the number of clusters if ``count`` is None.
     """
     name = CLUSTERS if count is None else f"{CLUSTERS}-{count}"
-    place, schema = opened.run / name, opened.schema
-    if (place.is_dir() and any(place.iterdir())) or not _fit_mixture(opened, count, seed, place):
-        print(f"The clusters are those of the mixture in {place}.\n")
-    return _read_mixture(place).with_unknown_levels(schema.unknown_levels)
+    place = opened.run / name
+    kept = place.is_dir() and any(place.iterdir())
+    fitted_here = not kept and _fit_mixture(opened, count, seed, place)
+    found = _read_mixture(place).with_unknown_levels(opened.schema.unknown_levels)
+    which = "The mixture is in" if fitted_here else "The clusters are those of the mixture in"
+    print(f"{which} {place}.\n")
+    return found
 
 
 def _fit_mixture(opened: Opened, count: int | None, seed: int, place: Path) -> bool:
@@ -144,7 +147,6 @@ def _fit_mixture(opened: Opened, count: int | None, seed: int, place: Path) -> b
             )
     except FileExistsError:
         return False
-    print(f"The mixture is in {place}.\n")
     return True
 
 
