@@ -246,7 +246,7 @@ def test_cells_of_images_in_flat_rows_are_filled(tmp_path, monkeypatch, capsys):
         "--out",
         tmp_path / "filled.npy",
     )
-    assert printed.startswith("1 missing cells of 20 rows filled")
+    assert printed.startswith("1 missing cell of 20 rows filled")
     filled = np.load(tmp_path / "filled.npy")
     assert filled.shape == x.shape
     assert 0 < filled[3, 7] < 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 import warnings
 from pathlib import Path
 
@@ -270,6 +271,36 @@ def test_new_tables_are_refused(case):
     with pytest.raises(ValueError, match="(?s).") as raised:
         schema.encode(table)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "one", "several"),
+    [
+        ("height", np.inf, "1 cell is infinite (inf", "2 cells are infinite (inf"),
+        (
+            "income",
+            0.0,
+            "1 cell is not positive, so it has no logarithm (0",
+            "2 cells are not positive, so they have no logarithm (0",
+        ),
+        (
+            "visits",
+            -1,
+            "1 cell is no count (a whole number from 0 on) (-1",
+            "2 cells are no counts (whole numbers from 0 on) (-1",
+        ),
+    ],
+)
+def test_one_refused_cell_is_singular(name, cell, one, several):
+    schema, fix = Schema.read(mixed()), {one: "it", several: "them"}
+    for count, message in enumerate((one, several), start=1):
+        table = mixed(missing=0.0)
+        table.iloc[:count, table.columns.get_loc(name)] = cell
+        with pytest.raises(
+            ValueError, match=re.escape(f"Column {name!r}: {message} in row 0")
+        ) as e:
+            schema.encode(table)
+        assert re.search(rf"(Correct|Replace) {fix[message]} ", str(e.value))
 
 
 def test_columns_are_found_by_name():

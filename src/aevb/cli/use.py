@@ -466,8 +466,8 @@ def impute(
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
     how = "by the exact posterior" if method == "exact" else f"by {samples} draws of q"
     print(
-        f"{count} missing cells of {counted_rows(model, loaded, loaded.train)} filled, in {out} "
-        f"({how})"
+        f"{count} missing cell{'s' * (count != 1)} of "
+        f"{counted_rows(model, loaded, loaded.train)} filled, in {out} ({how})"
     )
 
 

@@ -219,23 +219,40 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
             f"({plain_text(cells.values[first])} in row {first}, from 0). Convert it."
         )
     values = np.where(cells.missing, np.nan, cells.values.astype(float))
-    checks = [(np.isinf(values), "infinite", "Replace them by a number or a missing value")]
+    # What one cell is, what several are, and what to do with {them}.
+    checks = [
+        (
+            np.isinf(values),
+            "is infinite",
+            "are infinite",
+            "Replace {them} by a number or a missing value",
+        )
+    ]
     if column.kind == "positive":
-        checks.append((values <= 0, "not positive, so they have no logarithm", _fix(column)))
+        checks.append(
+            (
+                values <= 0,
+                "is not positive, so it has no logarithm",
+                "are not positive, so they have no logarithm",
+                _fix(column),
+            )
+        )
     if column.kind == "count":
         checks.append(
             (
                 (values < 0) | (values != np.rint(values)) & ~np.isnan(values),
-                "no counts (whole numbers from 0 on)",
+                "is no count (a whole number from 0 on)",
+                "are no counts (whole numbers from 0 on)",
                 _fix(column),
             )
         )
-    for bad, what, fix in checks:
-        if bad.any():
+    for bad, one, several, fix in checks:
+        if count := int(bad.sum()):
             row = int(np.argmax(bad))
+            what = f"1 cell {one}" if count == 1 else f"{count} cells {several}"
             raise ValueError(
-                f"Column {column.name!r}: {_count(int(bad.sum()), 'cell')} {what} "
-                f"({values[row]:g} in row {row}, from 0). {fix}."
+                f"Column {column.name!r}: {what} ({values[row]:g} in row {row}, from 0). "
+                f"{fix.replace('{them}', 'it' if count == 1 else 'them')}."
             )
     return values
 
@@ -257,7 +274,7 @@ def _check_zone(column: Column, cells: Cells) -> None:
 
 def _fix(column: Column) -> str:
     return (
-        f"Correct them or make them missing, or fit a schema with "
+        f"Correct {{them}} or make {{them}} missing, or fit a schema with "
         f'schema.with_kind({column.name!r}, "real")'
     )
 
@@ -265,10 +282,6 @@ def _fix(column: Column) -> str:
 def plain_text(value: Any) -> str:
     """A cell in a message: a number without its type, other cells as Python writes them."""
     return f"{value:.17g}" if isinstance(value, float) else repr(value)
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what} is" if n == 1 else f"{n} {what}s are"
 
 
 def _positions(column: Column, cells: Cells) -> np.ndarray:
