@@ -201,11 +201,8 @@ class Mixtures(Responsibilities):
         for entry in self.rules.values() if not self.fills_by_own else ():
             own = heads.get(entry.id, {})
             if "tril" in own:
-                own["tril"] = (
-                    entry.spec.standard(self.graph.size(entry.key.name))["tril"]
-                    .to(own["tril"])
-                    .expand_as(own["tril"])
-                )
+                standard: Any = entry.spec.standard(self.graph.size(entry.key.name))["tril"]
+                own["tril"] = standard.to(own["tril"]).expand_as(own["tril"])
                 if "loc" in own:
                     own["loc"] = torch.zeros_like(own["loc"])
         return heads
