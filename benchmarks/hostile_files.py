@@ -174,7 +174,7 @@ STATIC: dict[str, tuple[Content, str]] = {
     "fewer.csv": (TABLE.encode() + b"1,2\n", "has 2 cells, the first has 3"),
     "more.csv": (TABLE.encode() + b"1,2,3,4\n", "has 4 cells, the first has 3"),
     "trailing.csv": (TABLE.replace("\n", ",\n").encode(), "its column 4 has no name"),
-    "twice.csv": (b"a,a,c\n1,2,3\n", "the column 'a' twice"),
+    "twice.csv": (b"a,a,c\n1,2,3\n", "the column 'a' more than once"),
     "index.csv": (b",a,b,c\n0,1,2,3\n", "its column 1 has no name"),
     "wide.csv": (
         ",".join(f"c{i}" for i in range(20000)).encode()

@@ -271,7 +271,7 @@ BAD_TABLES = {
     "twice": (
         vae,
         "a,a,c,d\n1,2,3,4\n",
-        "its header has the column 'a' more than once. Rename them.",
+        "its header has the column 'a' more than once. Rename it.",
     ),
     "no rows": (vae, "a,b,c,d\n", "it has a header but no rows"),
     "words": (vae, "a,b,c,d\n1,2,3,x\n", "line 2, column 'd' holds 'x', not a number"),

@@ -172,7 +172,7 @@ def test_the_metadata_count_words_that_were_made_missing(tmp_path):
 REFUSED = {
     "empty": (b"", "it is empty"),
     "no rows": (b"a,b\n", "it has a header but no rows"),
-    "twice": (b"a,a\n1,2\n", "its header has the column 'a' more than once. Rename them."),
+    "twice": (b"a,a\n1,2\n", "its header has the column 'a' more than once. Rename it."),
     "several": (b"a,b,b,a,c,b\n", "has the columns 'a', 'b' more than once. Rename them."),
     "no name": (b",a\n1,2\n", "its column 1 has no name"),
     "cells": (b"a,b\n1,2\n1,2,3\n", "line 3 has 3 cells, the first has 2"),

@@ -166,9 +166,10 @@ def distinct(names: list[str]) -> tuple[str, ...]:
         raise ValueError(f"its column {at} has no name; drop it (an index?), or name it")
     repeated = [name for name, count in times.items() if count > 1]
     if repeated:
+        one = len(repeated) == 1
         raise ValueError(
-            f"its header has the column{'s' * (len(repeated) > 1)} "
-            f"{', '.join(map(repr, repeated))} more than once. Rename them"
+            f"its header has the column{'s' * (not one)} {', '.join(map(repr, repeated))} more "
+            f"than once. Rename {'it' if one else 'them'}"
         )
     return tuple(names)
 
