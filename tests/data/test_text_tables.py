@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aevb.data import arrow_text, read_frame
+from aevb.data import arrow_text, frames, read_frame
 from aevb.data.arrow_text import read_numbers
 from aevb.data.text_tables import read_layout, read_lines, read_text
 
@@ -205,3 +205,23 @@ def test_a_frame_of_parquet_files(tmp_path):
         read_frame(tmp_path / "none")
     with pytest.raises(ValueError, match="files of kind .xlsx are not known"):
         read_frame("t.xlsx")
+
+
+@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize(
+    ("cell", "code"),
+    [
+        (b"007", True),
+        (b"-01", True),
+        (b'"00"', True),
+        (b"0", False),
+        (b"100", False),
+        (b"0.5", False),
+    ],
+)
+def test_a_scan_finds_leading_zeros_wherever_blocks_end(tmp_path, monkeypatch, cell, code, at):
+    """Blocks of 5 to 10 bytes end before, inside and after the cell."""
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"a,b\n1,2\n30,4\n5," + cell + b"\n7,80\n")
+    monkeypatch.setattr(frames, "SCANNED", 5 + at)
+    assert frames._may_have_codes(path, frames.read_layout(path)) is code

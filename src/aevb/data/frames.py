@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aevb.data.arrow_text import normalised, null_words, parse_options, stream
 from aevb.data.text_tables import (
     MISSING,
@@ -22,6 +24,7 @@ _PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _LEADING_ZERO = r"^[+-]?0\d"
 _COMMA = r"^[+-]?\d+,\d+([eE][+-]?\d+)?$"
 _TEXT = (".csv", ".tsv", ".txt")
+SCANNED = 2**17  # bytes at a time, which fit into the cache of a processor
 UNIT = "[%$¢£¤¥฿\u20a0-\u20cf]"  # percent, and the signs of currencies
 _MINUS, _SPACE = "[+\u2212-]?", "[ \u00a0\u202f]?"
 _BEFORE, _AFTER = rf"^\(?{_MINUS}({UNIT}{_SPACE})?{_MINUS}", rf"({_SPACE}{UNIT})?\)?$"
@@ -99,7 +102,7 @@ def _read_text(path: Path, missing: Sequence[str]) -> Any:
                 ),
             )
         whole = [name for name, kind in _fields(found) if pa.types.is_integer(kind)]
-        if whole:
+        if whole and _may_have_codes(path, layout):
             with _source(path, layout) as source:
                 written = csv.read_csv(
                     source,
@@ -154,6 +157,31 @@ def _trimmed(found: Any) -> Any:
     return found
 
 
+def _may_have_codes(path: Path, layout: Layout) -> bool:
+    """Whether a cell may be a whole number with leading zeros: a zero at its start, then a digit.
+
+    A scan of the bytes, which is faster than parsing the whole numbers as words.
+    """
+    with opened(path) as text:
+        if text.encoding == "utf-16" or layout.separator is None:
+            return True
+    # A cell begins after one of these; 0xBF ends a byte order mark.
+    starts = np.frombuffer(b'\r\n" \xbf' + layout.separator.encode(), np.uint8)
+    with path.open("rb") as file:
+        end = b"\n\n"
+        while block := file.read(SCANNED):
+            cells = np.frombuffer(end + block, np.uint8)
+            end = (end + block)[-3:]
+            before = cells[1:-2]
+            pair = (cells[2:-1] == ord("0")) & (cells[3:] - ord("0") < 10)  # below "0" it wraps
+            if np.logical_or.reduce([pair & (before == start) for start in starts]).any():
+                return True
+            signed = np.flatnonzero(pair & ((before == ord("-")) | (before == ord("+"))))
+            if np.isin(cells[signed], starts).any():
+                return True
+    return False
+
+
 def _codes(found: Any, written: Any) -> Any:
     """Keep whole numbers with leading zeros (00123) as they are written: they are codes."""
     import pyarrow.compute as pc
@@ -174,12 +202,16 @@ def _without_words(found: Any) -> Any:
     for j, (name, kind) in enumerate(_fields(found)):
         if not pa.types.is_string(kind):
             continue
-        column = _null(found.column(j), MISSING)
-        if not any(
-            pc.all(pc.match_substring_regex(column, form)).as_py()
+        column = found.column(j)
+        words = column.unique()
+        known = words.filter(pc.invert(pc.is_in(words, value_set=pa.array(MISSING))))
+        numeric = any(
+            pc.all(pc.match_substring_regex(known, form)).as_py()
             for form in (_PLAIN, _AMOUNT, _DATE)
-        ):
-            column = _null(found.column(j), MISSING_TEXT)
+        )
+        marks = MISSING if numeric else MISSING_TEXT
+        if pc.any(pc.is_in(words, value_set=pa.array(marks))).as_py():
+            column = _null(column, marks)
         gone = found.column(j).filter(pc.is_null(column))
         times = {one["values"]: one["counts"] for one in gone.value_counts().to_pylist()}
         times.pop("", None)
