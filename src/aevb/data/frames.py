@@ -83,9 +83,9 @@ def _read_text(path: Path, missing: Sequence[str]) -> Any:
     from pyarrow import csv
 
     layout = read_layout(path)
-    check_quotes(path)
+    quoted = check_quotes(path)
     names = list(layout.names or (str(j + 1) for j in range(layout.width)))
-    parsing = parse_options(layout, quoted=True, blank_rows=layout.width == 1)
+    parsing = parse_options(layout, quoted=quoted, blank_rows=layout.width == 1)
     read_options = csv.ReadOptions(
         column_names=names,
         skip_rows=layout.header,
@@ -166,7 +166,8 @@ def _may_have_codes(path: Path, layout: Layout) -> bool:
         if text.encoding == "utf-16" or layout.separator is None:
             return True
     # A cell begins after one of these; 0xBF ends a byte order mark.
-    starts = np.frombuffer(b'\r\n" \xbf' + layout.separator.encode(), np.uint8)
+    starts = np.zeros(256, dtype=bool)
+    starts[list(b'\r\n" \xbf' + layout.separator.encode())] = True
     with path.open("rb") as file:
         end = b"\n\n"
         while block := file.read(SCANNED):
@@ -174,10 +175,10 @@ def _may_have_codes(path: Path, layout: Layout) -> bool:
             end = (end + block)[-3:]
             before = cells[1:-2]
             pair = (cells[2:-1] == ord("0")) & (cells[3:] - ord("0") < 10)  # below "0" it wraps
-            if np.logical_or.reduce([pair & (before == start) for start in starts]).any():
+            if (pair & starts[before]).any():
                 return True
             signed = np.flatnonzero(pair & ((before == ord("-")) | (before == ord("+"))))
-            if np.isin(cells[signed], starts).any():
+            if starts[cells[signed]].any():
                 return True
     return False
 

@@ -141,12 +141,15 @@ def check_lines(path: Path) -> None:
                 _check_width(cells, layout.width, line)
 
 
-def check_quotes(path: Path) -> None:
-    """Raise ValueError if a quote is open at the end: its cell would hold the rest of the table."""
+def check_quotes(path: Path) -> bool:
+    """Return whether the file has quotes.
+
+    Raise ValueError if a quote is open at the end: its cell would hold the rest of the table.
+    """
     with path.open("rb") as file:
         quotes = sum(block.count(b'"') for block in iter(lambda: file.read(2**20), b""))
     if quotes % 2 == 0:
-        return
+        return quotes > 0
     with opened(path) as file:
         separator = _separator(file, path)
         reader, before = csv.reader(file, delimiter=separator or ",", strict=True), 0
@@ -156,6 +159,7 @@ def check_quotes(path: Path) -> None:
         except csv.Error as error:
             if "unexpected end of data" in str(error):
                 raise _open_quote(before + 1) from None
+    return True
 
 
 def distinct(names: list[str]) -> tuple[str, ...]:
