@@ -123,6 +123,11 @@ class Model(DeclaredModel):
         """
         return explain(self.plan(**choices))
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        return cards.model_card(self)
+
     # The bound ------------------------------------------------------------------------------------
 
     def elbo(

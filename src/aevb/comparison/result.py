@@ -194,12 +194,21 @@ class Comparison:
 
     __str__ = __repr__
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        return cards.comparison_card(self)
+
     def title(self) -> str:
         exact = all(one.method == "exact" for one in self.models)
         return f"{self.what or counted(self.rows)}: {'exact ' * exact}log p in nats per example"
 
     def table(self) -> list[str]:
         """Return the lines of the table, one per model."""
+        return aligned(self.columns())
+
+    def columns(self) -> dict[str, list[str]]:
+        """Return the columns of the table by heading; the column of marks has none."""
         columns: dict[str, list[str]] = {
             "": [self._mark(one) for one in self.models],
             "model": [one.name for one in self.models],
@@ -233,7 +242,7 @@ class Comparison:
             columns["s"] = [
                 "–" if one.seconds is None else f"{one.seconds:.1f}" for one in self.models
             ]
-        return aligned(columns)
+        return columns
 
     def _mark(self, one: Compared) -> str:
         if not one.trusted:

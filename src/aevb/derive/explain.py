@@ -24,6 +24,9 @@ class Explanation(str):
         self.latex = latex
         return self
 
+    def _repr_latex_(self) -> str:
+        return f"$${self.latex}$$"
+
 
 def describe(graph: Graph, counts: Mapping[str, int]) -> str:
     """The printed form of a model.

@@ -77,6 +77,11 @@ class Diagnosis:
         head = f"{self.rows} rows examined: {', '.join(parts) or 'nothing is wrong'}."
         return "\n".join([head, *map(str, self.findings)])
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        return cards.diagnosis_card(self)
+
 
 def gravest_first(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: -LEVELS.index(finding.level)))

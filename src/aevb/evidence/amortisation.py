@@ -95,6 +95,11 @@ class Gap:
             ]
         )
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        return cards.gap_card(self)
+
 
 def split_gap(
     model: DeclaredModel,

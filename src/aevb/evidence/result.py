@@ -52,6 +52,11 @@ class Evidence:
         ]
         return "\n".join([*lines, *self.notes])
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        return cards.evidence_card(self)
+
     def _worst(self) -> list[str]:
         """Return the diagnostics of the worst example as text."""
         found = {

@@ -171,6 +171,11 @@ class PredictiveCheck:
         left = sum(found.column is not None for found in strange) - 20
         return "\n".join(lines + ([f"  and {left} more columns"] if left > 0 else []))
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        return cards.check_card(self)
+
     def plot(self, path: str | Path | None = None, *, most: int = 24) -> Figure:
         """Plot a histogram of the replicates per statistic, with the data as a line.
 

@@ -16,8 +16,8 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from aevb.experiments.lab import Result, read
+from aevb.notebook.mathematics import factorisation, formula
 from aevb.report import evidence, figures
-from aevb.report.mathematics import factorisation, formula
 
 SECTIONS = {
     "summary": "Summary",

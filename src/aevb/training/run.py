@@ -65,6 +65,12 @@ class Run:
         parts.append("not saved" if self.out is None else f"in {self.out}")
         return ", ".join(parts)
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import cards
+
+        judge = self.settings.judge
+        return cards.run_card(self, Metric(judge), Metric(judge, validation=True))
+
     @classmethod
     def load(cls, out: str | Path) -> Run:
         """Read a run from its folder: the model at the last checkpoint, and the history.

@@ -1,0 +1,1 @@
+"""Formulas, diagrams of graphs, and the HTML that notebooks and pages show."""
