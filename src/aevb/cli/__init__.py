@@ -19,11 +19,13 @@ from aevb.cli import (
     estimators,
     reproduce,
     score_table,
+    serve,
     sweep,
     train,
     use,
 )
 from aevb.cli import explain as look
+from aevb.cli import page as page_command
 from aevb.cli.options import in_its_words
 from aevb.runtime.contention import sharing_cores
 
@@ -70,6 +72,8 @@ app.command(rich_help_panel="Runs of tables")(cluster_table.cluster)
 app.command(rich_help_panel="Runs")(doctor.doctor)
 app.command(rich_help_panel="Runs")(doctor.check)
 app.command(rich_help_panel="Runs")(estimators.estimators)
+app.command(rich_help_panel="Runs")(serve.serve)
+app.command(rich_help_panel="Runs")(page_command.page)
 app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 

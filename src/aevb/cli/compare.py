@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from aevb.cli.options import RunMissing, Seed, in_its_words, path
 
 if TYPE_CHECKING:
     from aevb.cli.judged_rows import Judged
+    from aevb.comparison import Comparison
     from aevb.comparison.entrants import Entrant
     from aevb.tables.fitted import TableModel
 
@@ -59,26 +60,41 @@ def compare(
     Example: aevb compare run-1 run-2
     """
     from aevb.cli.model_argument import is_run
-    from aevb.comparison.entrants import compare_entrants
-    from aevb.comparison.runs import expanded, named, on_file, tables_of
+    from aevb.comparison.runs import expanded
 
     for folder in runs:
         if not (is_run(str(folder)) or (folder / "sweep.json").is_file()):
             raise ValueError(f"{folder} is not the folder of a run.")
-    models = named(expanded(runs))
+    found = compare_runs(
+        expanded(runs), data, missing, method=evidence, samples=samples, elbo=elbo, seed=seed
+    )
+    print(in_its_words(str(found)))
+    if out is not None:
+        found.save(out)
+        print(f"The table is in {out}.")
+
+
+def compare_runs(
+    folders: Sequence[Path],
+    data: str | None = None,
+    missing: Sequence[str] | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Compare runs on the rows of a file, or else on the rows that all held out.
+
+    ``settings`` are those of :func:`aevb.comparison.entrants.compare_entrants`.
+    """
+    from aevb.comparison.entrants import compare_entrants
+    from aevb.comparison.runs import named, on_file, tables_of
+
+    models = named(folders)
     tables = tables_of(models)
     entrants, what, units = (
         _on_tables(tables, data, missing)
         if tables
         else on_file(models, data, missing=only_numbers(missing))
     )
-    found = compare_entrants(
-        entrants, what=what, units=units, method=evidence, samples=samples, elbo=elbo, seed=seed
-    )
-    print(in_its_words(str(found)))
-    if out is not None:
-        found.save(out)
-        print(f"The table is in {out}.")
+    return compare_entrants(entrants, what=what, units=units, **settings)
 
 
 def _on_tables(

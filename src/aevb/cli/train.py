@@ -38,6 +38,7 @@ from aevb.cli.options import (
     path,
     takes_settings,
 )
+from aevb.cli.serve import PageServer
 from aevb.cli.train_table import TableOptions, names_table, train_table
 from aevb.cli.units import units_note
 from aevb.estimate.metric_names import OBJECTIVE
@@ -121,6 +122,14 @@ def train(
             "--resume", help="Continue an interrupted run: repeat its command and add --resume."
         ),
     ] = False,
+    serve: Annotated[
+        bool,
+        typer.Option(
+            "--serve",
+            help="Show the run in the browser while it trains: start `aevb serve` beside it and "
+            "print its address.",
+        ),
+    ] = False,
     **settings: Any,
 ) -> None:
     """Train a model on a table or on other data, and write the run into a folder.
@@ -179,9 +188,13 @@ def train(
             hold_out,
             split,
         )
+        out = out or Path(f"{Path(model).stem}-run")
+        page = PageServer([out]) if serve else None
         train_table(
             model, out, options, given, device=device, tensorboard=tensorboard, resume=resume
         )
+        if page is not None:
+            page.stay()
         return
     refuse_table_options(model, model_, kind, without)
     if out is None:
@@ -262,6 +275,7 @@ def train(
         "tensorboard": tensorboard,
     }
     check = loaded.test.data if loaded.test else None
+    page = PageServer(places) if serve and speaks else None
     try:
         with _advised(model):
             made = fit(
@@ -312,6 +326,8 @@ def train(
             for command in ("evaluate", "doctor", "sample")
         )
     )
+    if page is not None:
+        page.stay()
 
 
 def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: int | None) -> None:

@@ -321,18 +321,24 @@ def split_rows(file: TableFile, recipe: Recipe) -> tuple[Any, Any]:
     training only if the file has not changed: see :func:`has_changed`. The rows held out are in
     memory, so that few are held out of a large table.
     """
-    import numpy as np
-
     if not recipe.hold_out:
         return file.table, None
     if file.large is not None:
         return file.large.split(recipe.hold_out, recipe.split)
+    trained_on, held_out = split_numbers(file, recipe)
+    return file.frame.take(trained_on), file.frame.take(held_out)
+
+
+def split_numbers(file: TableFile, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the rows to train on, and of those held out, of a table in memory."""
+    import numpy as np
+
     n = file.rows
     held = max(1, round(n * recipe.hold_out))
     if n - held < 2:
         raise ValueError(f"{file.path} has {n} rows: holding out {held} leaves too few.")
     order: np.ndarray = np.random.default_rng(recipe.split).permutation(n)
-    return file.frame.take(np.sort(order[held:])), file.frame.take(np.sort(order[:held]))
+    return np.sort(order[held:]), np.sort(order[:held])
 
 
 def digest_of(schema: Schema, frame: Any) -> str:

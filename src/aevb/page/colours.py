@@ -1,0 +1,121 @@
+"""What the points of a map can be coloured by: clusters, labels, columns, and numbers per row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aevb.page.contents import levels_of, numbers_of, values_of
+from aevb.page.measures import Measures
+from aevb.page.packing import pack, quantised
+from aevb.page.subject import Rows
+
+BUDGET = 6 * 2**20  # most bytes of all colours; those of later ones are left out
+MOST_LEVELS = 40  # of a class that has colours
+
+
+def class_title(latent: str) -> str:
+    """The name of the colour that shows the classes of a latent.
+
+    >>> class_title("y"), class_title("cluster")
+    ('cluster y', 'cluster')
+    """
+    return latent if latent in ("cluster", "part") else f"cluster {latent}"
+
+
+def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the colours, and the names of those that were left out for their size."""
+    found: list[dict[str, Any]] = []
+    graph = rows.subject.model.graph
+    labels = rows.labels()
+    if labels is not None:
+        found.append(classes("label", labels, [str(k) for k in range(int(labels.max()) + 1)]))
+    for name, code in measures.codes.items():
+        if graph.rule("p", name).spec.categorical and code.ndim == 2:
+            title = class_title(name)
+            best = code.argmax(1)
+            found.append(classes(title, best, [str(k) for k in range(code.shape[1])]))
+            found.append(number(f"certainty of {name}", code.max(1), "probability of its cluster"))
+    splits = rows.subject.splits
+    if len(splits) > 1:
+        found.append(classes("split", rows.split, [split.name for split in splits]))
+    for name, values in measures.numbers.items():
+        found.append(number(name, values, measures.notes.get(name, "")))
+    found += _columns(rows) if rows.subject.schema is not None else _given(rows)
+    kept: list[dict[str, Any]] = []
+    left: list[dict[str, Any]] = []
+    size = 0
+    for colour in found:
+        size += len(colour["values"]["b"])
+        (kept if size <= BUDGET * 4 / 3 else left).append(colour)
+    return kept, [colour["name"] for colour in left]
+
+
+def classes(name: str, values: np.ndarray, levels: list[str]) -> dict[str, Any]:
+    """A colour with a few levels; the number after the last one is unknown."""
+    codes = np.where((values < 0) | (values >= len(levels)), len(levels), values)
+    return {"name": name, "kind": "class", "levels": levels, "values": pack(codes, "u1")}
+
+
+def number(name: str, values: np.ndarray, note: str = "") -> dict[str, Any]:
+    """A colour on a scale. Its ends are the 1st and 99th percentile, so that no outlier sets it."""
+    finite = values[np.isfinite(values)]
+    ends = np.quantile(finite, [0.01, 0.99]) if len(finite) else np.zeros(2)
+    return {
+        "name": name,
+        "kind": "number",
+        "note": note,
+        "from": float(ends[0]),
+        "to": float(ends[1]),
+        **quantised(values),
+    }
+
+
+def _columns(rows: Rows) -> list[dict[str, Any]]:
+    """The columns of a table, without texts that are different in most rows."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    splits = rows.subject.splits
+    parts = [split.cells.take(rows.index[rows.split == i]) for i, split in enumerate(splits)]
+    whole = pa.concat_tables(parts, promote_options="permissive")
+    found = []
+    for name in whole.column_names:
+        values = numbers_of(whole[name])
+        if values is not None and len(np.unique(values[~np.isnan(values)])) > 2:
+            found.append(number(name, values))
+            continue
+        codes, levels = levels_of(whole[name])
+        if 1 < len(levels) <= MOST_LEVELS:
+            found.append(classes(name, codes, levels))
+    return found
+
+
+def _given(rows: Rows) -> list[dict[str, Any]]:
+    """The variables that the model is given, and observed variables with few entries."""
+    graph = rows.subject.model.graph
+    names = [name for name in graph.given if not graph.timed[name]]
+    names += [name for name in graph.observed if not graph.timed[name] and graph.size(name) <= 16]
+    values: dict[str, np.ndarray] = {
+        name: np.full((len(rows), graph.size(name)), np.nan) for name in names
+    }
+    for at, batch in rows.batches():
+        for name in names:
+            if name in batch:
+                values[name][at] = values_of(rows.subject, name, batch)
+    found = []
+    for name, value in values.items():
+        hot = value.shape[1] > 1 and bool(((value == 0) | (value == 1)).all())
+        if hot and bool((value.sum(1) == 1).all()) and value.shape[1] <= MOST_LEVELS:
+            levels = [str(k) for k in range(value.shape[1])]
+            found.append(classes(name, value.argmax(1), levels))
+        else:
+            titles = _titles(rows, name, value.shape[1])
+            found += [number(title, value[:, j]) for j, title in enumerate(titles)]
+    return found
+
+
+def _titles(rows: Rows, name: str, d: int) -> list[str]:
+    recipe = rows.subject.recipe
+    columns = ((recipe.columns if recipe else None) or {}).get(name)
+    return list(columns)[:d] if columns else [name] if d == 1 else [f"{name}{j}" for j in range(d)]

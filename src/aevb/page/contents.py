@@ -1,0 +1,236 @@
+"""What a row is, for people: an image, the cells of a table, or a sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from aevb.data.datasets import in_units
+from aevb.estimate.batch import Batch
+from aevb.estimate.keys import masks_of
+from aevb.page.packing import pack, quantised
+from aevb.page.subject import Rows, Subject
+from aevb.tables.schema import Schema
+
+BUDGET = 24 * 2**20  # most bytes of all rows, before they are deflated
+LEVELS = 5000  # most different texts of a column
+
+
+def kind_of(subject: Subject) -> str:
+    """How to show a row: "image", "sequence", "cells" (a table) or "numbers"."""
+    graph = subject.model.graph
+    if subject.schema is not None:
+        return "cells"
+    if graph.timed[graph.observed[0]]:
+        return "sequence"
+    return "image" if subject.image is not None else "numbers"
+
+
+def pack_contents(rows: Rows, budget: int = BUDGET, seed: int = 0) -> dict[str, Any]:
+    """Return the contents of the rows, or of a random choice that the budget allows.
+
+    ``detail`` lists the positions of these rows; None stands for all.
+    """
+    subject = rows.subject
+    size = _bytes_per_row(rows)
+    most = max(1, budget // max(1, size))
+    detail = None
+    if most < len(rows):
+        detail = np.sort(np.random.default_rng(seed).permutation(len(rows))[:most])
+        rows = rows.some(detail)
+    kind = kind_of(subject)
+    found = _cells(rows) if kind == "cells" else _arrays(rows, kind)
+    return {
+        "kind": kind,
+        "detail": None if detail is None else pack(detail, "u4"),
+        "count": len(rows),
+        **found,
+    }
+
+
+def _bytes_per_row(rows: Rows) -> int:
+    subject = rows.subject
+    if subject.schema is not None:
+        return 8 * len(subject.splits[0].cells.column_names)
+    graph = subject.model.graph
+    batch = next(rows.some(np.arange(min(1, len(rows)))).batches())[1]
+    wide = 1 if kind_of(subject) == "image" else 4
+    return sum(wide * math.prod(batch[name].shape) for name in graph.observed)
+
+
+def values_of(subject: Subject, name: str, batch: Batch) -> np.ndarray:
+    """A variable of a batch in the units of the data, [N, d] or [N, T, d]; NaN where unknown."""
+    graph, value = subject.model.graph, batch[name]
+    for mask in masks_of(batch, name, timed=graph.timed[name]):
+        value = torch.where(mask, value, torch.nan)
+    found = (value.transpose(0, 1) if graph.timed[name] else value[0]).double().cpu().numpy()
+    return shown(subject, name, found)
+
+
+def shown(subject: Subject, name: str, values: np.ndarray) -> np.ndarray:
+    """Values of a variable as the page shows them: images from 0 to 1, others in their units."""
+    graph = subject.model.graph
+    if subject.image is not None and name == graph.observed[0]:
+        return values
+    return in_units(subject.recipe, graph, name, values)
+
+
+def _arrays(rows: Rows, kind: str) -> dict[str, Any]:
+    """Images, sequences or numbers: every observed variable as one array."""
+    subject, graph = rows.subject, rows.subject.model.graph
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in graph.observed}
+    for at, batch in rows.batches():
+        for name, parts in found.items():
+            parts.append((at, values_of(subject, name, batch)))
+    return {"variables": [_variable(rows, name, _stack(found[name], len(rows))) for name in found]}
+
+
+def _variable(rows: Rows, name: str, values: np.ndarray) -> dict[str, Any]:
+    subject, graph = rows.subject, rows.subject.model.graph
+    columns = (subject.recipe.columns if subject.recipe else None) or {}
+    image = subject.image if name == graph.observed[0] else None
+    names = columns.get(name) or [f"{name}{j}" for j in range(values.shape[-1])]
+    return {
+        "name": name,
+        "timed": graph.timed[name],
+        "image": None if image is None else list(image),
+        "classes": graph.rule("p", name).spec.categorical,
+        "columns": list(names)[: values.shape[-1]] if image is None else None,
+        "shape": list(values.shape),
+        "numbers": pack_numbers(values, unit=image is not None),
+    }
+
+
+def pack_numbers(values: np.ndarray, *, unit: bool = False) -> dict[str, Any]:
+    """Pack numbers compactly: bytes for grey levels (``unit``), else 32 bits each.
+
+    Grey levels with missing pixels, and numbers of an image beyond 0 … 1, take 16 bits.
+    """
+    if unit and np.isfinite(values).all() and values.min(initial=0) >= 0 <= values.max(initial=0):
+        if values.max(initial=0) <= 1:
+            return {"low": 0.0, "high": 1.0, "values": pack(np.round(values * 255), "u1")}
+        return quantised(values)
+    if unit:
+        return quantised(values)
+    return {"values": pack(values, "f4")}
+
+
+def _stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], n: int) -> np.ndarray:
+    steps = [part.shape[1] for _, part in parts if part.ndim == 3]
+    d = parts[0][1].shape[-1]
+    found = np.full((n, max(steps), d) if steps else (n, d), np.nan)
+    for at, part in parts:
+        if steps:
+            found[at, : part.shape[1]] = part
+        else:
+            found[at] = part
+    return found
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def _cells(rows: Rows) -> dict[str, Any]:
+    """The cells of a table, those of columns that the model does not read among them."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    subject = rows.subject
+    assert subject.schema is not None
+    parts = [
+        split.cells.take(rows.index[rows.split == i]) for i, split in enumerate(subject.splits)
+    ]
+    whole = pa.concat_tables(parts, promote_options="permissive")
+    # Rows of a page are in the order of their splits, and so are the parts.
+    return {"columns": [_column(subject.schema, name, whole[name]) for name in whole.column_names]}
+
+
+def _column(schema: Schema, name: str, cells: Any) -> dict[str, Any]:
+    modelled = name in schema and schema[name].used
+    kind = schema[name].kind if modelled else ""
+    found: dict[str, Any] = {"name": name, "kind": kind, "modelled": modelled}
+    numbers = numbers_of(cells)
+    if numbers is not None and kind not in ("category", "ordered", "binary"):
+        return found | {"numbers": _exact(numbers)}
+    codes, levels = levels_of(cells)
+    return found | {"levels": levels, "codes": pack(codes, "u4" if len(levels) > 65534 else "u2")}
+
+
+def numbers_of(cells: Any) -> np.ndarray | None:
+    """A column of a ``pyarrow.Table`` as float64 with NaN; None if it holds no numbers."""
+    import pyarrow as pa
+
+    kind = cells.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    return np.asarray(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+
+def levels_of(cells: Any) -> tuple[np.ndarray, list[str]]:
+    """Cells as positions among their texts; the position after the last is a missing cell.
+
+    Rare texts of a column with more than ``LEVELS`` share the text "…".
+    """
+    texts = [None if cell is None else _text(cell) for cell in cells.to_pylist()]
+    counts: dict[str, int] = {}
+    for text in texts:
+        if text is not None:
+            counts[text] = counts.get(text, 0) + 1
+    levels = list(counts)
+    if len(levels) > LEVELS:
+        levels = [*sorted(levels, key=lambda text: -counts[text])[: LEVELS - 1], "…"]
+    at = {text: i for i, text in enumerate(levels)}
+    other = len(levels) - 1
+    missing = len(levels)
+    return np.array([missing if t is None else at.get(t, other) for t in texts]), levels
+
+
+def _text(cell: Any) -> str:
+    text = f"{cell:g}" if isinstance(cell, float) else str(cell)
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _exact(values: np.ndarray) -> dict[str, Any]:
+    """Pack numbers without loss: in 32 bits if these suffice, otherwise in 64."""
+    single = values.astype(np.float32)
+    same = bool((np.isnan(values) | (single == values)).all())
+    return {"values": pack(values, "f4" if same else "f8")}
+
+
+def pack_units(subject: Subject) -> dict[str, Any]:
+    """How the browser turns p's means back into the units of the data, by variable."""
+    graph, found = subject.model.graph, {}
+    if subject.schema is not None:
+        for name, columns in subject.schema.variables.items():
+            found[name] = [_units(column) for column in columns]
+        return found
+    for name in graph.observed:
+        spread = np.ones(graph.size(name))
+        zero = shown(subject, name, np.zeros((1, *_like(graph.size(name)))))[0]
+        one = shown(subject, name, np.ones((1, *_like(graph.size(name)))))[0]
+        if not (np.allclose(zero, 0) and np.allclose(one, spread)):
+            found[name] = [
+                {"location": float(low), "scale": float(high - low)}
+                for low, high in zip(zero, one, strict=True)
+            ]
+    return found
+
+
+def _like(d: int) -> tuple[int, ...]:
+    return (d,)
+
+
+def _units(column: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"column": column.name, "kind": column.kind}
+    if column.listed:
+        return found | {"levels": [_text(level) for level in column.levels]}
+    if column.dense:
+        return found | {"location": float(column.location), "scale": float(column.scale)}
+    return found
+
+
+def plain_row(values: Mapping[str, np.ndarray], i: int) -> dict[str, list[float]]:
+    return {name: [float(v) for v in np.ravel(value[i])] for name, value in values.items()}

@@ -1,0 +1,200 @@
+"""Numbers per row for the map: codes of the latents, the bound and its terms, log p, errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aevb.data.datasets import log_jacobian
+from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.estimators import estimate
+from aevb.estimate.keys import masks_of, real_steps
+from aevb.estimate.metric_names import latent_of
+from aevb.evidence import unnoted_evidence
+from aevb.evidence.exact import why_not_exact
+from aevb.model import Model
+from aevb.page.subject import Rows, Subject
+from aevb.posterior import posterior_of, why_not_q
+
+SAMPLED_ROWS = 2000  # most rows whose log p is estimated by sampling
+SAMPLES = 100  # importance samples per row
+WORK = 1e11  # most multiplications for that; of a large model, fewer rows are sampled
+DRAWS = 8  # draws of q per row for the bound; one for more rows than this:
+MANY = 20_000
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a model says about each row.
+
+    ``codes`` are posterior means of the latents, [n, d] or [n, T, d] with NaN beyond the end of a
+    sequence. ``numbers`` are by name, [n], with NaN where a number was not computed. ``method`` is
+    "q" or "exact".
+    """
+
+    codes: dict[str, np.ndarray]
+    method: str
+    numbers: dict[str, np.ndarray]
+    notes: dict[str, str] = field(default_factory=dict)  # by number: which rows have it, and why
+
+
+def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
+    """Compute the codes of all rows, and the numbers that the bound consists of.
+
+    Raises ``UntaughtError`` if q was not trained and the exact posterior is not known.
+    """
+    model, graph = rows.subject.model, rows.subject.model.graph
+    n, draws = len(rows), DRAWS if len(rows) <= MANY else 1
+    codes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in graph.latents}
+    numbers: dict[str, np.ndarray] = {}
+    method = "q"
+
+    def keep(name: str, at: np.ndarray, values: Tensor) -> None:
+        numbers.setdefault(name, np.full(n, np.nan))[at] = values.double().cpu().numpy()
+
+    # If q cannot answer for some rows, use the exact posterior for all: codes stay comparable.
+    first = next(rows.batches())[1]
+    exact = why_not_q(model, model.teaching, first) is not None
+    log_p = _LogP(rows, seed) if evidence else None
+    for number, (at, batch) in enumerate(rows.batches()):
+        posterior = posterior_of(
+            model, model.teaching, batch, seed=seed + number, prefer_exact=exact
+        )
+        method = posterior.method
+        with torch.no_grad():
+            for name in graph.latents:
+                mean = posterior[name].mean
+                real = real_steps(batch, timed=graph.timed[name])
+                if real is not None:
+                    mean = torch.where(real.transpose(0, 1), mean, torch.nan)
+                codes[name].append((at, mean.float().cpu().numpy()))
+            shift = units_shift(rows, at, batch)
+            if method == "q":
+                for name, values in _bound(rows.subject, batch, draws, seed + number).items():
+                    moved = shift if name == "ELBO" else 0.0
+                    keep(name, at, values - moved)
+            error = _reconstruction_error(rows.subject, batch, posterior)
+            if error is not None:
+                keep("reconstruction error", at, error)
+        if log_p is not None and (found := log_p.of(at, batch)) is not None:
+            positions, values = found
+            keep("log p", positions, values - (shift if len(positions) == len(at) else 0.0))
+    if "log p" in numbers and "ELBO" in numbers:
+        numbers["gap"] = numbers["log p"] - numbers["ELBO"]
+    notes = dict.fromkeys(("log p", "gap"), log_p.note) if log_p is not None and log_p.note else {}
+    order = ("log p", "ELBO", "gap", "reconstruction error")
+    return Measures(
+        {name: _joined(parts, n) for name, parts in codes.items()},
+        method,
+        {name: numbers[name] for name in (*order, *numbers) if name in numbers},
+        {name: note for name, note in notes.items() if name in numbers},
+    )
+
+
+class _LogP:
+    """log p per row: exact for all rows if it is known, else by sampling for some of them."""
+
+    def __init__(self, rows: Rows, seed: int) -> None:
+        self.model, self.seed = rows.subject.model, seed
+        self.exact = why_not_exact(self.model) is None
+        self.chosen = np.ones(len(rows), bool)
+        self.note = ""
+        if not self.exact:
+            self.note = f"by importance sampling with {SAMPLES} samples, which is a lower bound"
+            first = next(rows.some(np.arange(1)).batches())[1]
+            most = min(SAMPLED_ROWS, max(50, int(WORK / SAMPLES / work_of(self.model, first))))
+            if len(rows) > most:
+                kept = np.random.default_rng(seed).permutation(len(rows))[:most]
+                self.chosen[:] = False
+                self.chosen[kept] = True
+                self.note += f"; for {most:,} random ones of the {len(rows):,} rows"
+
+    def of(self, at: np.ndarray, batch: Batch) -> tuple[np.ndarray, Tensor] | None:
+        mine = np.flatnonzero(self.chosen[at])
+        if not len(mine):
+            return None
+        part = batch
+        if len(mine) < len(at):
+            kept = torch.from_numpy(mine)
+            part = {name: value.index_select(-2, kept) for name, value in batch.items()}
+        method = "exact" if self.exact else "importance"
+        found = unnoted_evidence(
+            self.model, part, method=method, samples=SAMPLES, seed=self.seed + int(at[0])
+        )
+        return at[mine], found.value.detach()
+
+
+def work_of(model: Model, batch: Batch) -> float:
+    """About how many multiplications one sample of one row takes."""
+    graph = model.graph
+    steps = max(value.shape[0] for value in batch.values())
+    classes = [graph.size(name) for name in model.plan().enumerated if not graph.timed[name]]
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return max(1.0, float(weights) * steps * float(np.prod(classes or [1])))
+
+
+def _bound(subject: Subject, batch: Batch, draws: int, seed: int) -> dict[str, Tensor]:
+    """The bound and its terms, per row, averaged over draws of q."""
+    model = subject.model
+    plan = model.plan(samples=draws, partial=split_latents(model.graph, batch)[1])
+    noise = model.draw_noise(plan, batch, seed=seed)
+    with model._evaluating(seed):
+        found = estimate(plan, model.factors, batch, noise)
+    names = {
+        name: f"KL({latent_of(name)})" if latent_of(name) else f"log p({name}|·)"
+        for name in found.terms
+    }
+    return {"ELBO": found.value} | {names[name]: value for name, value in found.terms.items()}
+
+
+def _reconstruction_error(subject: Subject, batch: Batch, posterior: object) -> Tensor | None:
+    """The root mean square of x − E[x | z] over the known entries of the first variable, [N].
+
+    None if that variable is a class, or if a reconstruction is refused.
+    """
+    graph = subject.model.graph
+    name = graph.observed[0]
+    if graph.rule("p", name).spec.categorical:
+        return None
+    try:
+        mean = posterior.reconstruct()[name]  # type: ignore[attr-defined]
+    except (ValueError, NotImplementedError):
+        return None
+    x = batch[name]
+    mean = mean.transpose(0, 1) if graph.timed[name] else mean.unsqueeze(0)
+    squares = (x - mean.reshape(x.shape)).square()
+    known = torch.ones_like(x, dtype=torch.bool)
+    for mask in masks_of(batch, name, timed=graph.timed[name]):
+        known = known & mask
+    total = torch.where(known, squares, 0.0).sum((0, 2))
+    return (total / known.sum((0, 2))).sqrt()
+
+
+def units_shift(rows: Rows, at: np.ndarray, batch: Batch) -> Tensor:
+    """What to subtract from log p of the rows ``at`` to get the units of the data, [N]."""
+    subject = rows.subject
+    zero = torch.zeros(len(at), dtype=torch.float64)
+    if subject.schema is not None:
+        cells = subject.splits[int(rows.split[at[0]])].cells
+        names = [name for name in cells.column_names if name in subject.schema]
+        frame = cells.select(names).take(rows.index[at])
+        return zero - torch.from_numpy(subject.schema.log_jacobian(frame))
+    if subject.recipe is None or subject.recipe.prepare != "standardise":
+        return zero
+    found = log_jacobian(subject.recipe, subject.model.graph, batch)
+    return torch.stack(list(found.values())).sum(0).cpu() if found else zero
+
+
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]], n: int) -> np.ndarray:
+    steps = max((part.shape[1] for _, part in parts if part.ndim == 3), default=0)
+    shape = parts[0][1].shape
+    found = np.full((n, steps, shape[-1]) if steps else (n, shape[-1]), np.nan, dtype=np.float32)
+    for at, part in parts:
+        if steps:
+            found[at, : part.shape[1]] = part
+        else:
+            found[at] = part
+    return found

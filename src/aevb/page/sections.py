@@ -1,0 +1,240 @@
+"""The parts of a page about one run, each computed on its own: summary, map and checks."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aevb.data.datasets import Recipe
+from aevb.estimate.keys import masks_of
+from aevb.model import Model
+from aevb.page.checks import checks
+from aevb.page.clusters import pack_clusters
+from aevb.page.colours import pack_colours
+from aevb.page.contents import pack_contents, pack_units
+from aevb.page.decoder import export, plane
+from aevb.page.latent_map import pack_rows, pack_space, spaces
+from aevb.page.measures import measure, units_shift
+from aevb.page.packing import pack, unpack
+from aevb.page.sequences import pack_continuations
+from aevb.page.subject import Rows, Split, Subject
+from aevb.page.summary import summary
+from aevb.posterior.choice import UntaughtError
+from aevb.runtime.checked_files import DataWarning, IntegrityWarning
+from aevb.runtime.contention import sharing_cores
+from aevb.training.run import Run
+
+MOST_ROWS = 1_000_000  # rows of a map
+LIVE_ROWS = 2000  # rows of a map while the run trains
+GRID = 15  # decoded points per side of a plane, where the page cannot decode itself
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run as far as it can be read: its history, its model, and its rows.
+
+    ``problems`` are sentences on what is missing. ``subject`` is None without a trained model or
+    without its rows.
+    """
+
+    name: str
+    folder: Path | None = None
+    model: Model | None = None
+    run: Run | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    recipe: Recipe | None = None
+    subject: Subject | None = None
+    notes: tuple[str, ...] = ()
+    problems: list[str] = field(default_factory=list)
+
+
+def run_section(opened: Opened, progress: Progress | None = None, **options: Any) -> dict[str, Any]:
+    """Return everything about a run: its summary, its map and its checks."""
+    found: dict[str, Any] = {"name": opened.name, "folder": str(opened.folder or "")}
+    found |= {"state": "finished", "problems": list(opened.problems)}
+    for part in ("summary", "map", "checks"):
+        found[part] = section(opened, part, progress, **options)
+        problems = (found[part] or {}).get("problems", [])
+        found["problems"] += [text for text in problems if text not in found["problems"]]
+    return found
+
+
+@sharing_cores()
+def section(
+    opened: Opened, part: str, progress: Progress | None = None, **options: Any
+) -> dict[str, Any] | None:
+    """Return one part of a page; None if the run has nothing to show there.
+
+    Whatever fails becomes a sentence in ``problems``, and the rest is shown.
+    """
+    tell = progress or (lambda text: None)
+    if part != "map":
+        options = {}
+    if part == "summary":
+        return summary(opened.model, opened.history, opened.run, opened.recipe, opened.notes)
+    if opened.subject is None:
+        return None
+    problems: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            if part == "map":
+                found = map_section(opened.subject, tell, **options)
+            else:
+                found = checks_section(opened.subject, tell)
+        except (UntaughtError, ValueError, ArithmeticError, RuntimeError) as error:
+            problems.append(f"The {part} could not be made: {error}")
+            found = {"failed": True}
+    ours = (DataWarning, IntegrityWarning)
+    problems += [str(one.message) for one in caught if issubclass(one.category, ours)]
+    return found | {"problems": [*found.get("problems", []), *dict.fromkeys(problems)]}
+
+
+def map_section(
+    subject: Subject, tell: Progress, *, rows: int = MOST_ROWS, live: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Return the latent map: points, colours, contents of rows, decoder, clusters."""
+    began = time.perf_counter()
+    chosen = Rows.chosen(subject, min(rows, LIVE_ROWS) if live else rows, seed)
+    graph = subject.model.graph
+    tell(f"latents of {len(chosen):,} rows")
+    measures = measure(chosen, seed, evidence=not live)
+    tell("map")
+    data = _data_points(chosen) if all(_is_class(graph, name) for name in graph.latents) else None
+    packed = [
+        pack_space(space, seed, embed=not live)
+        for space in spaces(graph, measures.codes, np.zeros((0, 0)) if data is None else data)
+    ]
+    contents = pack_contents(chosen, seed=seed)
+    available = np.ones(len(chosen), bool)
+    if contents["detail"] is not None:
+        available[:] = False
+        available[unpack(contents["detail"])] = True
+    colours, left = pack_colours(chosen, measures)
+    decoder = export(subject.model, categorical=_given_classes(chosen))
+    problems = []
+    if left:
+        problems.append(
+            f"The map cannot be coloured by {', '.join(left)}: the file would become too large. "
+            f"aevb page --rows N shows fewer rows."
+        )
+    tell("clusters")
+    return {
+        "rows": pack_rows(chosen),
+        "posterior": measures.method,
+        "spaces": packed,
+        "colours": colours,
+        "contents": contents,
+        "units": pack_units(subject),
+        "decoder": decoder | {"planes": [] if decoder["runs"] else _planes(subject, packed)},
+        "clusters": pack_clusters(chosen, measures, available, seed),
+        "continuations": None if live else pack_continuations(chosen, seed),
+        "labels": _labels(chosen),
+        "problems": problems,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def checks_section(subject: Subject, tell: Progress, *, seed: int = 0) -> dict[str, Any]:
+    """Return the diagnosis and all checks, on held-out rows if there are any."""
+    split = subject.judged
+    all_rows = Rows.chosen(subject, 2**62)
+    judged = all_rows.some(np.flatnonzero(all_rows.split == len(subject.splits) - 1))
+    shifts = [units_shift(judged, at, batch) for at, batch in judged.batches()]
+    return checks(
+        subject.model,
+        split.data,
+        held_out=split.name,
+        run=subject.run,
+        labels=split.labels,
+        seed=seed,
+        progress=tell,
+        log_jacobian=torch.cat(shifts),
+    )
+
+
+def _given_classes(rows: Rows) -> list[str]:
+    """The given variables whose values are classes, as one-hot rows."""
+    graph = rows.subject.model.graph
+    batch = next(rows.batches())[1]
+    return [
+        name
+        for name in graph.given
+        if name in batch
+        and batch[name].shape[-1] > 1
+        and bool(((batch[name] == 0) | (batch[name] == 1)).all())
+        and bool((batch[name].sum(-1) == 1).all())
+    ]
+
+
+def _is_class(graph: Any, name: str) -> bool:
+    return bool(graph.rule("p", name).spec.categorical)
+
+
+def _data_points(rows: Rows) -> np.ndarray:
+    """The observed variables as numbers, [n, d], missing entries replaced by column means."""
+    graph = rows.subject.model.graph
+    names = [name for name in graph.observed if not graph.timed[name]]
+    if not names:
+        names = list(graph.observed[:1])
+    parts = []
+    for name in names:
+        values: list[tuple[np.ndarray, np.ndarray]] = []
+        for at, batch in rows.batches():
+            value = batch[name].double()
+            for mask in masks_of(batch, name, timed=graph.timed[name]):
+                value = value.where(mask, np.nan)
+            values.append((at, value.transpose(0, 1).flatten(1).cpu().numpy()))
+        width = max(part.shape[1] for _, part in values)
+        whole = np.full((len(rows), width), np.nan)
+        for at, part in values:
+            whole[at, : part.shape[1]] = part
+        parts.append(whole)
+    found = np.concatenate(parts, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column without any known cell
+        means = np.nan_to_num(np.nanmean(found, 0))
+    return np.where(np.isnan(found), means, found)
+
+
+def _planes(subject: Subject, packed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Decoded grids of the views, for networks that cannot run in a page."""
+    graph = subject.model.graph
+    found: list[dict[str, Any]] = []
+    if any(graph.timed[name] for name in graph.p):
+        return found
+    for i, space in enumerate(packed):
+        view = space["views"][0]
+        if space["latent"] is None or view["axes"] is None:
+            continue
+        ends = [(view[side]["low"], view[side]["high"]) for side in ("across", "up")]
+        origin, axes = np.array(view["origin"]), np.array(view["axes"])
+        corner = origin + ends[0][0] * axes[0] + ends[1][0] * axes[1]
+        spans = np.stack(
+            [(high - low) * axis for (low, high), axis in zip(ends, axes, strict=True)]
+        )
+        try:
+            values = plane(subject.model, space["latent"], corner, spans, GRID, {})
+        except ValueError:
+            continue
+        found.append({"space": i, "steps": GRID, "values": pack(values, "f4")})
+    return found
+
+
+def _labels(rows: Rows) -> dict[str, Any] | None:
+    labels = rows.labels()
+    return None if labels is None else pack(labels, "i4")
+
+
+def subject_of_run(run: Run, splits: list[Split], name: str, **more: Any) -> Subject:
+    """The subject of a run in memory."""
+    return Subject(name, run.model, splits, run.out, run, **more)

@@ -1,0 +1,105 @@
+"""Sampled continuations of sequences: p goes on where the data are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aevb.declare.evaluation_order import schedule
+from aevb.declare.graph import Entry
+from aevb.estimate.ancestral import ancestral_draw
+from aevb.estimate.batch import Batch
+from aevb.estimate.keys import STEPS, is_mask
+from aevb.estimate.program import Program
+from aevb.model import Model
+from aevb.page.contents import pack_numbers, shown
+from aevb.page.subject import Rows
+from aevb.predictive.replicate import completions
+from aevb.runtime.evaluation_mode import evaluating
+
+SEQUENCES = 6  # whose continuations are drawn
+DRAWN = 6  # continuations of each
+
+
+def continued(model: Model, batch: Batch, start: int, seed: int) -> Batch:
+    """Draw all variables of p from step ``start`` on, given what came before.
+
+    Observed variables keep their data before that step. Latents are drawn from their posterior
+    given the whole sequence if q smooths, or given the past if q filters; so these draws show what
+    p does, and are no forecast of a smoothing q. All rows have all steps.
+    """
+    graph, (n, steps) = model.graph, model._extent(batch)
+    whole = {name: value for name, value in batch.items() if name != STEPS and not is_mask(name)}
+    with evaluating(model), torch.no_grad():
+        known = next(completions(model, whole, 1, seed))
+        drawn = ancestral_draw(model, n, steps)
+
+        def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+            if t is not None and t < start:
+                return known[name][t : t + 1]
+            fresh = drawn(name, entry, raw, t)
+            if t is not None or not graph.timed[name]:
+                return fresh if graph.timed[name] else known[name]
+            past = torch.arange(steps).reshape(-1, 1, 1) < start
+            return torch.where(past.to(fresh.device), known[name], fresh)
+
+        free = {name: graph.reads("p", name) for name in graph.p}
+        program = Program(graph, model.factors, whole, steps=steps)
+        program.values |= {name: whole[name] for name in graph.given if name in whole}
+        program.run(schedule(free, "p"), draw)
+        return {name: program.values[name] for name in graph.observed}
+
+
+def pack_continuations(rows: Rows, seed: int) -> dict[str, Any] | None:
+    """Continuations of a few sequences from their middle; None for models without sequences."""
+    subject = rows.subject
+    model, graph = subject.model, subject.model.graph
+    name = graph.observed[0]
+    if not graph.timed[name]:
+        return None
+    found = _whole_rows(rows)
+    if found is None:
+        return None
+    at, batch = found
+    steps = batch[name].shape[0]
+    start = max(1, steps // 2)
+    draws = []
+    for k in range(DRAWN):
+        drawn = continued(model, batch, start, seed + k)[name]
+        draws.append(drawn.expand(steps, len(at), -1).transpose(0, 1).double().cpu().numpy())
+    values = shown(subject, name, np.stack(draws, 1))
+    return {
+        "variable": name,
+        "rows": at.tolist(),
+        "start": start,
+        "shape": list(values.shape),
+        "numbers": pack_numbers(values),
+    }
+
+
+def _whole_rows(rows: Rows) -> tuple[np.ndarray, Batch] | None:
+    """A few rows without missing entries, cut to the length of the shortest of them."""
+    graph = rows.subject.model.graph
+    for at, batch in rows.batches():
+        complete = torch.ones(len(at), dtype=torch.bool)
+        for key, value in batch.items():
+            if is_mask(key):
+                complete &= value.cpu().all(-1).all(0)
+        lengths = batch[STEPS][..., 0].sum(0).cpu() if STEPS in batch else None
+        if lengths is not None:
+            complete &= lengths >= lengths.median()
+        chosen = complete.nonzero()[:SEQUENCES, 0]
+        if not len(chosen):
+            continue
+        part = {name: value.index_select(-2, chosen) for name, value in batch.items()}
+        steps = int(lengths[chosen].min()) if lengths is not None else None
+        if steps is not None:
+            part = {
+                name: value[:steps] if graph.timed.get(name) or name == STEPS else value
+                for name, value in part.items()
+            }
+        return at[chosen.numpy()], part
+    return None

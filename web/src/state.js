@@ -1,0 +1,35 @@
+// The view in the address, so that it can be shared and survives a reload.
+
+export class State {
+  constructor() {
+    this.values = new URLSearchParams(location.hash.slice(1));
+    this.timer = null;
+  }
+
+  get(name, otherwise = null) {
+    return this.values.get(name) ?? otherwise;
+  }
+
+  numbers(name) {
+    const found = (this.get(name) ?? "").split(",").map(Number);
+    return this.get(name) && found.every(Number.isFinite) ? found : null;
+  }
+
+  set(changes) {
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === null || value === undefined || value === "") this.values.delete(name);
+      else this.values.set(name, value);
+    }
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.write(), 150);
+  }
+
+  write() {
+    const text = this.values.toString();
+    try {
+      history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+    } catch {
+      // Some browsers keep the address of a local file as it is; the view works without it.
+    }
+  }
+}
