@@ -82,6 +82,21 @@ def test_several_seeds_have_a_folder_each_and_go_on_together(tmp_path, monkeypat
     assert not (tmp_path / "other").exists()
 
 
+def test_a_name_of_the_zoo_means_the_model_even_if_a_run_has_this_name(
+    tmp_path, monkeypatch, capsys
+):
+    """A run in the folder vae must not decide how the rows of a new model are prepared."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--set", "hidden=[4]", "--set", "z=2", "--steps", "2"]
+    assert "dequantised" in aevb(
+        monkeypatch, capsys, "train", "vae", "--data", "digits", *small, "--out", "vae"
+    )
+    binary = ["--set", "likelihood=Bernoulli", "--out", "binary"]
+    printed = aevb(monkeypatch, capsys, "train", "vae", "--data", "digits", *small, *binary)
+    assert "threshold" in printed
+    assert "1498 rows of digits" in printed
+
+
 def test_from_training_to_samples_and_codes(tmp_path, monkeypatch, capsys, small):
     run = tmp_path / "run"
     printed = aevb(

@@ -105,8 +105,9 @@ def model_and_rows(
     run.
     """
     from aevb.data.datasets import load
+    from aevb.zoo import zoo
 
-    if is_run(text):
+    if is_run(text) and text not in zoo:
         if settings:
             raise ValueError(
                 "--set gives arguments to a zoo model; a run already has its arguments. Leave out "

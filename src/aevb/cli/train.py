@@ -172,7 +172,7 @@ def train(
     from aevb.data.datasets import load
     from aevb.training.fit import fit
     from aevb.training.run_folder import refuse_taken
-    from aevb.zoo import recipes
+    from aevb.zoo import recipes, zoo
 
     asked = given_settings(settings)
     if names_table(model):
@@ -214,13 +214,15 @@ def train(
     seed: int = given.get("seed", Settings.seed)
     torch.manual_seed(seed)
     # If the run continues from another run, use that run's preparation of the rows.
-    before = recipe_of(Path(model)) if is_run(model) else None
+    # A name of the zoo means that model, even if a folder has the same name.
+    continues = is_run(model) and model not in zoo
+    before = recipe_of(Path(model)) if continues else None
     # The new rows may have labels that the other run's rows did not have.
     before = before and replace(before, known=None)
     data = data or (before.data if before else None)
     if data is None:
         raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
-    if is_run(model) and seeds is not None:
+    if continues and seeds is not None:
         raise ValueError(
             "--seeds trains new models, but this command continues a run. Leave out --seeds."
         )
