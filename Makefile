@@ -1,5 +1,6 @@
 # make test       creates the environment, checks style and types, and passes the tests, on two cores
 # make check      checks style and types, and passes a third of the tests, some of every package, in about a minute
+# make web        builds the front end of pages from web/
 # make reproduce  trains the five models on the embedded digits and writes reproduction/report.html
 # make compiler-tests TORCH=2.10.0  passes the tests of the step compiler and of fit with another torch
 PYTHON ?= python3
@@ -16,6 +17,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 # Each worker runs whole files (tests/conftest.py), with one thread.
 WORKERS ?= 2
+NPM := --ignore-scripts --no-audit --no-fund --silent
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 CHECKED := $(addprefix tests/, \
 	experiments/test_experiments.py laboratory/test_compare_estimators.py \
@@ -28,8 +30,8 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test check lint reproduce compiler-tests clean
-test: $(VENV)/ready lint
+.PHONY: test check lint bundle browser web reproduce compiler-tests clean
+test: $(VENV)/ready lint bundle browser
 	$(PYTEST)
 
 check: $(VENV)/ready lint
@@ -40,6 +42,21 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The front end in src/aevb/page/static is built from web/ by `make web`; this checks that it is.
+bundle:
+	@if command -v npm >/dev/null; then cd web && npm ci $(NPM) && node build.mjs --check; \
+	else echo "npm is not here, so the front end is only compared by its hash."; fi
+
+web:
+	cd web && npm ci $(NPM) && node build.mjs
+
+# Tests of pages need Chromium. Without it they are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	apt-get update -qq && apt-get install -qq --no-install-recommends chromium >/dev/null; \
+	else echo "Chromium is not here: tests of pages will be skipped."; fi
 
 reproduce: $(VENV)/ready
 	$(BIN)/aevb reproduce --out reproduction

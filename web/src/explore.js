@@ -66,7 +66,7 @@ export class Explorer {
       h("figcaption", {}, this.decoding.how));
     pictureTools(this.figure, {
       name: "decoded",
-      png: () => this.result.querySelector("canvas") ?? blank(),
+      png: map.contents.kind === "image" ? () => this.result.querySelector("canvas") ?? blank() : null,
       csv: () => this.csv(),
     });
     this.element = h("div", { class: "panel explorer" }, h("h3", {}, "Decode"), this.origin,
@@ -193,13 +193,16 @@ export class Explorer {
   }
 
   // Show the codes of a row.
-  row(row, codes, given) {
-    for (const [name, value] of Object.entries({ ...given, ...codes })) {
+  row(row, codes, classes) {
+    for (const { name } of this.variables.latents) this.fixed.delete(name);
+    for (const [name, value] of Object.entries({ ...classes, ...codes })) {
       this.values[name] = value;
       this.fixed.add(name);
     }
+    const unknown = this.variables.latents.filter(({ name }) => !this.fixed.has(name)).map(({ name }) => name);
     this.plane = null;
-    this.origin.textContent = `The posterior mean of ${this.contents.name(row)}.`;
+    this.origin.textContent = `The latents of ${this.contents.name(row)}: posterior means, and most probable classes.` +
+      (unknown.length ? ` The page does not hold ${unknown.join(", ")} of this row, which is as p expects.` : "");
     this.update();
   }
 

@@ -3,6 +3,18 @@
 const BOUNDS = ["elbo", "iwae", "expected", "evidence"];
 const BESIDES = ["lr", "gradient", "kl weight", "phase", "seconds", "epoch", "step", "note"];
 
+// The best validation, by the objective of the run if it has one of its own.
+function best(series) {
+  const judged = ["validation objective", ...BOUNDS.map((name) => `validation ${name}`)]
+    .map((key) => series.find((one) => one.key === key)).find(Boolean);
+  if (!judged) return null;
+  let found = null;
+  judged.value.array.forEach((value, i) => {
+    if (found === null || value > found.value) found = { step: judged.step.array[i], value };
+  });
+  return found;
+}
+
 class Growing {
   constructor() {
     this.array = new Float64Array(256);
@@ -77,7 +89,7 @@ export class LiveCurves {
       step: { array: this.times.steps.filled, shape: [this.times.steps.count] },
       value: { array: values.filled, shape: [values.count] },
     });
-    return { phases: [], best: null, ...before, series, events: this.events,
+    return { phases: [], ...before, best: best(series), series, events: this.events,
       seconds: clock(this.times.seconds), epochs: clock(this.times.epochs) };
   }
 }

@@ -18,11 +18,19 @@ const TITLES = {
   sequences: "Sequences", latents: "Latents", evidence: "Evidence", calibration: "Calibration", check: "Predictive check", model: "Model",
 };
 
+const ORDER = Object.keys(TITLES);
+// The parts that each piece of the document gives.
+const GROUPS = {
+  summary: ["comparison", "curves", "model"],
+  map: ["map", "clusters", "sequences"],
+  checks: ["findings", "latents", "evidence", "calibration", "check"],
+};
+
 class Page {
   constructor(content) {
     this.content = content;
     this.state = new State();
-    this.index = Math.min(Number(this.state.get("run", 0)) || 0, Math.max(0, content.runs.length - 1));
+    this.index = Math.min(this.state.whole("run") ?? 0, Math.max(0, content.runs.length - 1));
     this.parts = {};
     this.root = document.getElementById("page");
     this.applyTheme(this.state.get("theme"));
@@ -46,7 +54,8 @@ class Page {
     this.body = h("main", {});
     clear(this.root).append(
       h("a", { class: "skip", href: "#map" }, "To the map"), this.header(), this.nav, this.body,
-      h("footer", { class: "quiet" }, `Made by aevb ${this.content.aevb}. This page sends nothing.`),
+      h("footer", { class: "quiet" }, this.content.live ? `aevb ${this.content.aevb}, served from the machine that has the runs.`
+        : `Made by aevb ${this.content.aevb}. This page needs no network and sends nothing.`),
       h("div", { id: "announcer", class: "hidden", "aria-live": "polite" }));
     this.root.removeAttribute("aria-busy");
     this.fill();
@@ -82,40 +91,54 @@ class Page {
   }
 
   fill() {
-    const { run } = this;
     this.describe();
     clear(this.body);
     this.parts = {};
+    this.mapPart = null;
     this.problems = h("div", {});
     this.body.append(this.problems);
     this.showProblems();
-    const add = (id, part) => {
-      if (!part) return;
-      this.parts[id] = part;
-      this.body.append(part.element ?? part);
-    };
-    const context = this.context();
-    add("findings", this.guard("findings", () => findingsPart(run, context)));
-    add("comparison", this.guard("comparison", () => comparePart(this.content, context)));
-    if (run.summary?.curves) add("curves", this.guard("curves", () => curvesPart(run, context)));
-    if (run.map && !run.map.failed && run.map.spaces) {
-      const map = this.guard("map", () => new MapPart(run, context));
-      add("map", map);
-      if (map instanceof MapPart) {
-        this.mapPart = map;
-        add("clusters", this.guard("clusters", () => clustersPart(run, map)));
-        add("sequences", this.guard("sequences", () => sequencesPart(run)));
-      }
-    } else if (run.waiting?.map) add("map", waitingPart("map", run.waiting.map));
-    if (run.checks && !run.checks.failed) {
-      for (const [id, make] of [["latents", latentsPart], ["evidence", evidencePart], ["calibration", calibrationPart], ["check", predictivePart]]) {
-        add(id, this.guard(id, () => make(run, context)));
-      }
-    }
-    if (run.summary) add("model", this.guard("model", () => modelPart(run)));
-    clear(this.nav).append(...Object.keys(this.parts).map((id) =>
-      h("a", { href: `#${id}`, on: { click: (event) => { event.preventDefault(); this.go(id); } } }, TITLES[id] ?? id)));
+    for (const group of Object.keys(GROUPS)) this.refresh(group);
     this.root.dataset.ready = "1";
+  }
+
+  // Show the parts that come from one piece of the document; the others stay as they are.
+  refresh(group) {
+    const { run } = this, context = this.context();
+    const make = {
+      findings: () => findingsPart(run, context),
+      comparison: () => comparePart(this.content, context),
+      curves: () => run.summary?.curves && curvesPart(run, context),
+      map: () => {
+        if (run.map?.spaces) return new MapPart(run, context);
+        return run.waiting?.map ? waitingPart("map", run.waiting.map) : null;
+      },
+      clusters: () => this.mapPart && clustersPart(run, this.mapPart),
+      sequences: () => run.map?.spaces && sequencesPart(run),
+      model: () => run.summary && modelPart(run),
+    };
+    const checks = { latents: latentsPart, evidence: evidencePart, calibration: calibrationPart, check: predictivePart };
+    for (const [id, part] of Object.entries(checks)) {
+      make[id] = () => run.checks && !run.checks.failed && part(run, context);
+    }
+    for (const id of GROUPS[group]) {
+      const part = this.guard(id, make[id]);
+      if (id === "map") this.mapPart = part instanceof MapPart ? part : null;
+      this.put(id, part);
+    }
+    clear(this.nav).append(...ORDER.filter((id) => this.parts[id]).map((id) =>
+      h("a", { href: `#${id}`, on: { click: (event) => { event.preventDefault(); this.go(id); } } }, TITLES[id])));
+  }
+
+  put(id, part) {
+    const before = this.parts[id];
+    (before?.element ?? before)?.remove();
+    delete this.parts[id];
+    if (!part) return;
+    this.parts[id] = part;
+    const next = ORDER.slice(ORDER.indexOf(id) + 1).find((other) => this.parts[other]);
+    const place = next ? this.parts[next].element ?? this.parts[next] : null;
+    this.body.insertBefore(part.element ?? part, place);
   }
 
   // A part that fails must not take the others with it.
@@ -177,9 +200,11 @@ const waitingPart = (id, text) => h("section", { class: "part", id }, h("h2", {}
 
 async function followServer(root) {
   const list = await live.fetchRuns();
-  const runs = list.map((one) => ({ ...one, name: one.name, state: one.state, problems: [], summary: null, map: null, checks: null,
-    waiting: { map: "The map is being computed …" } }));
-  const page = new Page({ format: "aevb page", version: 1, aevb: root.dataset.version ?? "", runs, comparison: null, live: true });
+  const runs = list.map((one) => ({ ...one, name: one.name, state: one.state, problems: [], remarks: {}, summary: null, map: null, checks: null,
+    waiting: { map: "The map is being computed …", checks: one.state === "training"
+      ? "The checks are made when the training has ended." : "The checks are being made …" } }));
+  const page = new Page({ format: "aevb page", version: 1, aevb: document.body.dataset.version, runs, comparison: null, live: true });
+  window.aevb = page;
   const growing = runs.map(() => new LiveCurves());
   const asked = new Map();
   const load = async (i, part, version = "") => {
@@ -190,23 +215,28 @@ async function followServer(root) {
     try {
       found = await live.fetchPart(i, part);
     } catch (error) {
-      runs[i].problems.push(error.message);
+      runs[i].remarks[part] = [error.message];
+      runs[i].problems = Object.values(runs[i].remarks).flat();
       if (i === page.index) page.showProblems();
       return;
     }
     if (found.waiting) {
       runs[i].waiting = { ...runs[i].waiting, [part]: found.waiting };
+      if (i === page.index && !runs[i][part]) page.refresh(part);
       return;
     }
     const content = await revive(found.content.content);
     const before = runs[i][part];
-    runs[i].problems = [...new Set([...runs[i].problems, ...(found.content.problems ?? [])])];
+    runs[i].remarks[part] = found.content.problems ?? [];
+    runs[i].problems = [...new Set(Object.values(runs[i].remarks).flat())];
     if (part === "summary" && growing[i].rows && content) content.curves = growing[i].curves(content.curves);
     runs[i][part] = content;
     if (i !== page.index) return;
     // A new map of a run that trains replaces the points and keeps the view.
     if (part === "map" && before && page.mapPart && content?.spaces) LatentMapUpdate(page, content);
-    else page.fill();
+    else page.refresh(part);
+    page.describe();
+    page.showProblems();
   };
   const loadRun = async (i) => {
     await load(i, "summary");
@@ -227,7 +257,7 @@ async function followServer(root) {
       run.lastRow = performance.now();
       if (event.run !== page.index) return;
       if (page.parts.curves) page.parts.curves.update(run.summary.curves);
-      else page.fill();
+      else page.refresh("summary");
     },
     state: ({ run, state, step, total }) => {
       const before = runs[run].state;
@@ -236,8 +266,9 @@ async function followServer(root) {
       if (before === "training" && state !== "training") loadRun(run);
     },
     version: ({ run, part, version }) => {
-      if (part === "summary") return;
-      if (run === page.index && (part === "map" || runs[run].state !== "training")) load(run, part, version);
+      // The rows come as events; the settings are there from the first checkpoint on.
+      if (part === "summary" && runs[run].summary?.settings?.length) return;
+      if (run === page.index && (part !== "checks" || runs[run].state !== "training")) load(run, part, version);
     },
     connection: (open) => { root.dataset.connected = open ? "1" : "0"; },
   });
@@ -262,7 +293,7 @@ async function start() {
   const root = document.getElementById("page");
   try {
     if (live.isLive()) {
-      window.aevb = await followServer(root);
+      await followServer(root);
       return;
     }
     const element = document.getElementById("data");

@@ -4,7 +4,7 @@ import { valueAt } from "./data.js";
 import { Points, Camera, paint, pointStyle } from "./scatter.js";
 import { indexed, paperWord, classColour, scaleColour, rgb } from "./colours.js";
 import { Contents } from "./rows.js";
-import { Decoding, Explorer } from "./explore.js";
+import { Decoding, Explorer, oneHot } from "./explore.js";
 import { selectionPanel } from "./selection.js";
 import { interpolationPanel } from "./interpolation.js";
 import { pathOf } from "./sequences.js";
@@ -46,7 +46,7 @@ export class MapPart {
     ]);
     const wanted = this.context.state.get("view");
     this.viewKey = views.some(([key]) => key === wanted) ? wanted : views[0][0];
-    this.entries = this.context.state.numbers("entries") ?? [0, 1];
+    this.entries = [0, 1].map((k) => this.context.state.whole("entries", k) ?? k);
     const colours = [["", "nothing"], ...map.colours.map((colour) => [colour.name, colour.name])];
     this.colourName = this.context.state.get("colour", map.colours[0]?.name ?? "");
     if (!colours.some(([key]) => key === this.colourName)) this.colourName = "";
@@ -128,6 +128,9 @@ export class MapPart {
       this.clearSelection();
     }
     this.cross = null;
+    const decode = this.toolbar.querySelector("[data-tool=decode]");
+    decode.disabled = !this.explorer || !this.space.latent || Boolean(this.space.step);
+    if (decode.disabled && this.tool === "decode") this.useTool("move");
     this.resize();
     if (first) this.restore();
     this.showColour(this.colourName, true);
@@ -144,7 +147,8 @@ export class MapPart {
     const side = (k) => {
       const low = this.space.low[k], high = this.space.high[k], steps = 65534 / (high - low || 1);
       const values = new Uint16Array(n);
-      for (let i = 0; i < n; i++) values[i] = Math.round((codes.array[i * size + k] - low) * steps);
+      // Codes in half precision may lie beyond the ends.
+      for (let i = 0; i < n; i++) values[i] = Math.max(0, Math.min(65534, Math.round((codes.array[i * size + k] - low) * steps)));
       return { low, high, values: { array: values, shape: [n] } };
     };
     const [a, b] = this.entries.map((k) => Math.min(k, size - 1));
@@ -239,6 +243,7 @@ export class MapPart {
   drawOver() {
     clear(this.over);
     const { width, height } = this.camera;
+    if (!width) return; // the map is not on the page yet
     const view = this.view;
     if (view.x) this.over.append(s("text", { x: width / 2, y: height - 8, class: "axis", "text-anchor": "middle" }, view.x));
     if (view.y) this.over.append(s("text", { x: 12, y: height / 2, class: "axis", "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, view.y));
@@ -270,18 +275,19 @@ export class MapPart {
 
   restore() {
     const { state } = this.context;
-    const zoom = Number(state.get("zoom"));
+    const [zoom] = state.numbers("zoom") ?? [0];
     if (zoom > 0) {
-      this.camera.scale = this.camera.base * zoom;
-      this.camera.x = Number(state.get("x", 32768));
-      this.camera.y = Number(state.get("y", 32768));
+      this.camera.scale = this.camera.base * Math.max(0.5, Math.min(4000, zoom));
+      const at = (name) => Math.max(-65536, Math.min(131072, state.numbers(name)?.[0] ?? 32768));
+      this.camera.x = at("x");
+      this.camera.y = at("y");
     }
     const corners = state.numbers("lasso");
     if (corners && corners.length >= 6) {
       this.lasso(Array.from({ length: corners.length / 2 }, (_, i) => [corners[2 * i], corners[2 * i + 1]]));
     }
-    const row = state.get("row");
-    if (row !== null && Number(row) < this.points.count) queueMicrotask(() => this.pin(Number(row)));
+    const row = state.whole("row");
+    if (row !== null && row < this.points.count) queueMicrotask(() => this.pin(row));
   }
 
   // Pointer and keyboard -------------------------------------------------------------------------
@@ -441,7 +447,9 @@ export class MapPart {
 
   inspect(point) {
     const row = this.rowOf(point);
-    const numbers = this.map.colours.map((colour) => {
+    // The cells of a table are shown above, so that only what is not a column remains.
+    const columns = new Set((this.contents.contents.columns ?? []).map((column) => column.name));
+    const numbers = this.map.colours.filter((colour) => !columns.has(colour.name)).map((colour) => {
       const value = colour.kind === "class" ? colour.levels[colour.values.array[row]] ?? "–" : number(valueAt(colour, row), 5);
       return h("tr", {}, h("th", { scope: "row" }, colour.name), h("td", {}, value));
     });
@@ -472,27 +480,21 @@ export class MapPart {
   }
 
   decodeRow(point) {
-    if (!this.explorer || this.space.step) return;
+    if (!this.explorer || this.map.spaces.some((space) => space.step)) return;
     const row = this.rowOf(point), codes = {};
     for (const space of this.map.spaces) {
       if (space.latent && !space.step && space.codes) {
         codes[space.latent] = space.codes.array.slice(row * space.size, (row + 1) * space.size);
       } else if (space === this.space && space.latent) codes[space.latent] = this.code(point);
     }
-    const given = {};
-    for (const colour of this.map.colours) {
-      const variable = [...this.explorer.variables.given, ...this.explorer.variables.latents]
-        .find((one) => one.categorical && (colour.name === one.name || colour.name === this.map.clusters.find((c) => c.latent === one.name)?.colour));
-      if (variable && colour.kind === "class") {
-        const k = colour.values.array[row];
-        if (k < variable.size) {
-          given[variable.name] = new Float32Array(variable.size);
-          given[variable.name][k] = 1;
-        }
-      }
+    const { given, latents } = this.explorer.variables;
+    const classes = {};
+    for (const { name, size, categorical } of [...given, ...latents]) {
+      const found = categorical && this.map.classes[name];
+      if (found) classes[name] = oneHot(size, found.array[row]);
     }
     this.cross = [this.points.across[point], this.points.up[point]];
-    this.explorer.row(row, codes, given);
+    this.explorer.row(row, codes, classes);
   }
 
   moveCross([px, py]) {

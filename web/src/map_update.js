@@ -5,7 +5,7 @@ export function LatentMapUpdate(page, content) {
   const same = content.spaces.length === part.map.spaces.length &&
     content.spaces.every((space, i) => space.latent === part.map.spaces[i].latent && space.count === part.map.spaces[i].count);
   if (!same) {
-    page.fill();
+    page.refresh("map");
     return;
   }
   const zoom = part.camera.scale / part.camera.base, { x, y } = part.camera;

@@ -86,8 +86,12 @@ export class Contents {
 export const inUnits = (units, values) =>
   units ? Float64Array.from(values, (v, j) => units[j].location + units[j].scale * v) : values;
 
+// A cell as the table has it: all its digits, and no separators, as a year is no amount.
 export function cellText(column, place) {
-  if (column.numbers) return number(valueAt(column.numbers, place), 6);
+  if (column.numbers) {
+    const value = valueAt(column.numbers, place);
+    return Number.isNaN(value) ? "–" : String(value).replaceAll("-", "−");
+  }
   const code = column.codes.array[place];
   return code < column.levels.length ? column.levels[code] : "–";
 }

@@ -7,6 +7,7 @@ const SHOWN = 8; // most differences, and most example rows
 
 export function selectionPanel(panel, map) {
   clear(panel).append(h("h3", {}, "Selection"));
+  delete panel.dataset.count;
   const { selection } = map;
   if (!selection) {
     panel.append(h("p", { class: "quiet" },

@@ -15,6 +15,12 @@ export class State {
     return this.get(name) && found.every(Number.isFinite) ? found : null;
   }
 
+  // The k-th of some numbers if it can be a position, otherwise null.
+  whole(name, k = 0) {
+    const value = this.numbers(name)?.[k];
+    return Number.isInteger(value) && value >= 0 && value < 2 ** 32 ? value : null;
+  }
+
   set(changes) {
     for (const [name, value] of Object.entries(changes)) {
       if (value === null || value === undefined || value === "") this.values.delete(name);

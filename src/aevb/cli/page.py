@@ -17,9 +17,7 @@ def page(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            parser=path, help="The .html file; by default page.html in the (first) run's folder."
-        ),
+        typer.Option(parser=path, help="The .html file; by default page.html in the first folder."),
     ] = None,
     data: Annotated[
         str | None,
@@ -45,9 +43,14 @@ def page(
     from aevb.page.html import document, write_page
     from aevb.page.sections import run_section
 
-    folders = expanded(runs)
-    out = out or folders[0] / "page.html"
-    if out.suffix not in (".html", ".htm"):
+    folders = list(dict.fromkeys(expanded(runs)))
+    if not folders:
+        raise ValueError(f"{runs[0]} holds no runs yet.")
+    if out is None:
+        out = runs[0] / "page.html"
+    elif not out.parent.is_dir():
+        raise ValueError(f"There is no folder {out.parent} for --out {out}. Make it first.")
+    if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out {out} is no HTML file. Name one, e.g. --out page.html.")
     if data is not None:
         refuse_input(out, data)

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 from aevb.cli.data_argument import load_rows, recipe_of
 from aevb.cli.model_argument import is_density, open_run
 from aevb.cli.open_table import is_table_run, open_table
+from aevb.cli.table_files import own_names
 
-SAMPLES = 200  # importance samples per row in a comparison of runs
+FEW_SAMPLES = 200  # importance samples per row in a comparison of runs, if the usual number of
+WORK = 2e12  # samples takes more multiplications than this
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from aevb.data.datasets import Loaded, Recipe
     from aevb.model import Model
     from aevb.page.sections import Opened
@@ -21,11 +25,20 @@ if TYPE_CHECKING:
 
 
 def open_for_page(
-    folder: Path, data: str | None = None, *, name: str | None = None, with_rows: bool = True
+    folder: Path,
+    data: str | None = None,
+    *,
+    name: str | None = None,
+    with_rows: bool = True,
+    live: bool = False,
 ) -> Opened:
-    """Open a run. What cannot be read is a sentence in ``problems``, and the rest is there."""
+    """Open a run. What cannot be read is a sentence in ``problems``, and the rest is there.
+
+    ``live``: the run trains, so that its history is ahead of its last checkpoint, or has none.
+    """
     from aevb.page.sections import Opened
     from aevb.runtime.checked_files import DataWarning, IntegrityWarning
+    from aevb.training.checkpoint import folders
     from aevb.training.run import Run
     from aevb.training.run_folder import read_rows
 
@@ -43,17 +56,24 @@ def open_for_page(
                 run = Run.load(folder)
             model = open_run(folder)
         except (ValueError, OSError, RuntimeError) as error:
-            problems.append(f"The trained model cannot be read: {error}")
+            if not (live and not folders(folder)):
+                problems.append(f"The trained model cannot be read: {error}")
         history, damaged = read_rows(folder, {}, 2**62)
-        if damaged:
-            problems.append(damaged)
-        if model is not None and with_rows:
-            try:
-                recipe = recipe_of(folder)
+        if damaged and run is None:  # a run that can be read has said so itself
+            problems.append(
+                f"{folder / 'metrics.jsonl'} is damaged: some of its lines cannot be read. The "
+                f"curves show the others."
+            )
+        try:
+            recipe = recipe_of(folder)
+            if model is not None and with_rows:
                 subject, notes = _subject(folder, model, run, recipe, data, name or folder.name)
-            except (ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
+            if data is not None:
+                raise  # the command names rows that are not there, or that do not fit
+            if model is not None:
                 problems.append(f"The rows cannot be read, so there is no map: {error}")
-    ours = (DataWarning, IntegrityWarning)
+    ours = DataWarning if live else (DataWarning, IntegrityWarning)
     problems += [str(one.message) for one in caught if issubclass(one.category, ours)]
     declared = model if model is not None else _declared(folder, problems)
     return Opened(
@@ -66,7 +86,15 @@ def open_for_page(
         subject,
         (*notes, *_written_notes(folder)),
         list(dict.fromkeys(problems)),
+        "training" if live else _state(folder),
     )
+
+
+def _state(folder: Path) -> str:
+    from aevb.page.server.run_state import STOPPED, WAITING, Folder
+
+    found = Folder(folder).look().state
+    return STOPPED if found == WAITING else found
 
 
 def _subject(
@@ -76,6 +104,11 @@ def _subject(
 
     known = Subject(name, model, (), folder, run, recipe)
     if is_table_run(folder):
+        if data is None and recipe is not None and not Path(recipe.data).exists():
+            raise ValueError(
+                f"{folder} was trained on {recipe.data}, which is not here. Change to the folder "
+                f"that holds this file, or use --data PATH."
+            )
         table = open_table(folder, data, tell=False)
         return replace(known, splits=_table_splits(table, recipe, data), schema=table.schema), ()
     loaded = load_rows(folder, model, data, None, 0)
@@ -83,42 +116,100 @@ def _subject(
 
     first = model.graph.observed[0]
     image = None if model.graph.timed[first] else _image_shape(model.graph, first, loaded.recipe)
-    return replace(known, splits=_splits(loaded), recipe=loaded.recipe, image=image), loaded.notes
+    own = recipe is not None and data in (None, recipe.data)
+    splits = _splits(loaded, own=own)
+    return replace(known, splits=splits, recipe=loaded.recipe, image=image), loaded.notes
 
 
-def _splits(loaded: Loaded) -> list[Split]:
+def _splits(loaded: Loaded, *, own: bool) -> list[Split]:
+    """The training rows and the others; ``own``: they are those of the run, not of another file."""
+    import numpy as np
+
     from aevb.page.subject import Split
 
-    recipe = loaded.recipe
+    recipe, test = loaded.recipe, loaded.test
+    if test is None:
+        return [Split("", loaded.train.data, _labels(loaded.train.labels))]
     held = "held out" if recipe.hold_out else "validation" if recipe.validation else "test"
-    found = [Split("training" if loaded.test else "", loaded.train.data, loaded.train.labels)]
-    if loaded.test is not None:
-        found.append(Split(held, loaded.test.data, loaded.test.labels))
-    return found
+    names = ("training", held) if own else (f"{recipe.data} training", f"{recipe.data} {held}")
+    numbers: list[Any] = [None, None]
+    if recipe.hold_out:
+        # The rows of both splits by their numbers in the file; see aevb.data.datasets.
+        n, few = (len(part.data[next(iter(part.data))]) for part in (loaded.train, test))
+        order = np.random.default_rng(recipe.split).permutation(n + few)
+        numbers = [np.sort(order[few:]), np.sort(order[:few])]
+    parts = zip(names, (loaded.train, test), numbers, strict=True)
+    return [Split(name, part.data, _labels(part.labels), at) for name, part, at in parts]
+
+
+def _labels(labels: np.ndarray | None) -> np.ndarray | None:
+    """Labels that are class numbers; known values of a continuous latent are none."""
+    import numpy as np
+
+    if labels is None or not np.issubdtype(labels.dtype, np.number):
+        return None
+    values = np.nan_to_num(labels.astype(float), nan=-1.0)
+    return values.astype(int) if bool((values == np.round(values)).all()) else None
 
 
 def _table_splits(table: Any, recipe: Recipe | None, data: str | None) -> list[Split]:
-    """The rows of a table: those of the training, and those held out if they are known."""
+    """The rows of a table: those of the training, and those held out or of a validation file.
+
+    If the file has changed since training, which of its rows were held out is unknown.
+    """
     import numpy as np
 
+    from aevb.cli.data_argument import HELD_OUT_UNKNOWN
     from aevb.cli.train_table import has_changed, split_numbers
+    from aevb.runtime.checked_files import DataWarning
+
+    everything = np.arange(table.known.num_rows)
+    if recipe is None or data is not None:
+        return [_table_split(table, "", everything)]
+    if has_changed(table.schema, recipe):
+        warnings.warn(
+            DataWarning(f"{recipe.data} has changed since training, so {HELD_OUT_UNKNOWN}"),
+            stacklevel=2,
+        )
+        return [_table_split(table, "", everything)]
+    if recipe.hold_out and table.file.large is not None:
+        return [_table_split(table, "", everything)]  # random rows, held-out ones among them
+    if recipe.hold_out:
+        trained_on, held_out = split_numbers(table.file, recipe)
+        return [
+            _table_split(table, "training", trained_on),
+            _table_split(table, "held out", held_out),
+        ]
+    found = [_table_split(table, "training", everything)]
+    if recipe.validation:
+        other = open_table(table.run, recipe.validation, tell=False)
+        found.append(_table_split(other, "validation", np.arange(other.known.num_rows)))
+    return found
+
+
+def _table_split(table: Any, name: str, rows: np.ndarray) -> Split:
     from aevb.page.subject import Split
 
-    frame, numbers = table.file.frame, table.file.numbers
+    frame = _with_clusters(table)
+    for column in table.known.column_names:  # with the types of the run's own table
+        at = frame.column_names.index(column)
+        frame = frame.set_column(at, column, table.known[column])
+    encoded = table.schema.encode(table.known.take(rows))
+    return Split(name, encoded, None, table.file.numbers[rows], frame.take(rows))
 
-    def split(name: str, rows: np.ndarray) -> Split:
-        cells = frame.take(rows)
-        encoded = table.schema.encode(table.known_in(cells))
-        return Split(name, encoded, None, numbers[rows], cells)
 
-    own = recipe if data is None else None
-    if own is not None and own.hold_out and table.file.large is None:
-        # If the file has changed, which rows were held out is unknown.
-        if has_changed(table.schema, own):
-            return [split("", np.arange(frame.num_rows))]
-        trained_on, held_out = split_numbers(table.file, own)
-        return [split("training", trained_on), split("held out", held_out)]
-    return [split("" if own is None else "training", np.arange(frame.num_rows))]
+def _with_clusters(table: Any) -> Any:
+    """The rows of a table, with their clusters if ``aevb cluster`` has found some."""
+    import numpy as np
+
+    from aevb.tables.fitted import load_table
+
+    frame, folder = table.file.frame, table.run / "clusters"
+    if not is_table_run(folder):
+        return frame
+    name = own_names(["cluster"], frame.column_names)["cluster"]
+    found = np.asarray(load_table(folder).clusters(table.known)["cluster"])
+    return frame.append_column(name, [[str(k) for k in found.tolist()]])
 
 
 def _declared(folder: Path, problems: list[str]) -> Model | None:
@@ -129,7 +220,8 @@ def _declared(folder: Path, problems: list[str]) -> Model | None:
     try:
         return from_declaration(read_json(folder / "model.json"))
     except (ValueError, OSError, TypeError, AttributeError, LookupError, RuntimeError) as error:
-        problems.append(f"model.json cannot be read: {error}")
+        if not problems:  # else they say so already
+            problems.append(f"model.json cannot be read: {error}")
         return None
 
 
@@ -145,7 +237,7 @@ def section_json(folder: Path, part: str, *, live: bool = False) -> str:
     from aevb.page.html import to_json
     from aevb.page.sections import section
 
-    opened = open_for_page(folder, with_rows=part != "summary")
+    opened = open_for_page(folder, with_rows=part != "summary", live=live)
     found = section(opened, part, live=live)
     problems = [*opened.problems, *((found or {}).get("problems", []))]
     return to_json({"part": part, "content": found, "problems": problems})
@@ -188,7 +280,7 @@ def comparison_json(folders: list[Path]) -> str:
     """The comparison of several runs as JSON, for the server."""
     from aevb.page.html import to_json
 
-    return to_json(comparison_of([open_for_page(one, with_rows=False) for one in folders]))
+    return to_json(comparison_of([open_for_page(one) for one in folders]))
 
 
 def comparison_of(opened: list[Opened], data: str | None = None) -> dict[str, Any] | None:
@@ -201,7 +293,22 @@ def comparison_of(opened: list[Opened], data: str | None = None) -> dict[str, An
     found: Comparison | Exception
     try:
         folders = [one.folder for one in known if one.folder is not None]
-        found = compare_runs(folders, data, samples=SAMPLES)
+        found = compare_runs(folders, data, samples=_samples(known))
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         found = error
     return compared(known, found)
+
+
+def _samples(opened: list[Opened]) -> int | None:
+    """The importance samples per row of a comparison; None for the usual number."""
+    import torch
+
+    from aevb.evidence import SAMPLES
+    from aevb.page.measures import work_of
+
+    work = 0.0
+    for one in opened:
+        if one.subject is not None:
+            rows = one.subject.source(len(one.subject.splits) - 1)
+            work += rows.n * SAMPLES * work_of(one.subject.model, rows.take(torch.arange(1)))
+    return FEW_SAMPLES if work > WORK else None

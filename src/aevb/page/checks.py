@@ -45,6 +45,7 @@ ITERATIONS, GAP_SAMPLES = 200, 300  # of the ascent that splits the gap, and of 
 # Most multiplications of the evidence and of the gap. A large model is judged by fewer rows.
 EVIDENCE_WORK, GAP_WORK, CHECK_WORK = 6e11, 3e11, 3e11
 REPLICATES, MANY_ROWS = 300, 100  # of the predictive check, and its fewest rows
+CHECKED = 2**18  # most numbers of a replicate; quantiles and correlations take time
 FEWEST = 20  # rows; with fewer, the gap is not split
 RANK_BINS, EVIDENCE_BINS = 20, 30
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # numbers of samples of the bound
@@ -120,7 +121,9 @@ def checks(
             with parts.part("predictive"):
                 # A replicate goes through q and p, about as much work as a sample.
                 most = int(CHECK_WORK / (REPLICATES * work_of(model, rows.some(1))))
-                most = min(CHECK_ROWS, max(MANY_ROWS, most))
+                entries = sum(value[0].numel() for value in rows.some(1).values())
+                most = min(CHECK_ROWS, most, CHECKED // entries)
+                most = max(MANY_ROWS, most)
                 found["predictive"] = _predictive(model, rows.data, most, seed)
     return found | {"problems": list(dict.fromkeys(parts.problems)), "seconds": parts.seconds}
 

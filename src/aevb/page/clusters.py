@@ -9,6 +9,7 @@ import numpy as np
 from aevb.page.colours import class_title
 from aevb.page.contents import pack_numbers, shown
 from aevb.page.measures import Measures
+from aevb.page.packing import pack
 from aevb.page.subject import Rows, Subject
 from aevb.tables.cells import frame_of
 from aevb.tables.declarations import PART
@@ -31,6 +32,25 @@ def pack_clusters(
         if graph.rule("p", name).spec.categorical and code.ndim == 2 and name != PART:
             found.append(_of(rows, name, code, available, seed))
     return found
+
+
+def pack_classes(rows: Rows, measures: Measures) -> dict[str, Any]:
+    """The most probable class of every row, by latent, and the class of given variables.
+
+    The browser decodes a row from them and from the codes of its continuous latents.
+    """
+    graph = rows.subject.model.graph
+    found = {
+        name: code.argmax(1)
+        for name, code in measures.codes.items()
+        if graph.rule("p", name).spec.categorical and code.ndim == 2
+    }
+    given = [name for name in graph.given if not graph.timed[name] and graph.size(name) > 1]
+    found |= {name: np.zeros(len(rows), dtype=int) for name in given}
+    for at, batch in rows.batches():
+        for name in given:
+            found[name][at] = batch[name][0].argmax(-1).cpu().numpy()
+    return {name: pack(values, "u2") for name, values in found.items()}
 
 
 def _of(

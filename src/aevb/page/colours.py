@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from aevb.page.contents import levels_of, numbers_of, values_of
+from aevb.page.contents import entry_names, levels_of, numbers_of, values_of
 from aevb.page.measures import Measures
 from aevb.page.packing import pack, quantised
 from aevb.page.subject import Rows
+from aevb.tables.declarations import PART
 
 BUDGET = 6 * 2**20  # most bytes of all colours; those of later ones are left out
 MOST_LEVELS = 40  # of a class that has colours
+MOST_CLASSES = 254  # of labels and clusters: a colour is a byte, and one value stands for unknown
 
 
 def class_title(latent: str) -> str:
@@ -21,7 +24,7 @@ def class_title(latent: str) -> str:
     >>> class_title("y"), class_title("cluster")
     ('cluster y', 'cluster')
     """
-    return latent if latent in ("cluster", "part") else f"cluster {latent}"
+    return latent if latent == "cluster" else f"cluster {latent}"
 
 
 def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], list[str]]:
@@ -29,20 +32,26 @@ def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], 
     found: list[dict[str, Any]] = []
     graph = rows.subject.model.graph
     labels = rows.labels()
-    if labels is not None:
+    if labels is not None and labels.max() < MOST_CLASSES:
         found.append(classes("label", labels, [str(k) for k in range(int(labels.max()) + 1)]))
+    elif labels is not None:
+        found.append(number("label", np.where(labels < 0, np.nan, labels)))
     for name, code in measures.codes.items():
-        if graph.rule("p", name).spec.categorical and code.ndim == 2:
-            title = class_title(name)
-            best = code.argmax(1)
-            found.append(classes(title, best, [str(k) for k in range(code.shape[1])]))
+        if graph.rule("p", name).spec.categorical and code.ndim == 2 and name != PART:
+            if code.shape[1] <= MOST_CLASSES:
+                levels = [str(k) for k in range(code.shape[1])]
+                found.append(classes(class_title(name), code.argmax(1), levels))
             found.append(number(f"certainty of {name}", code.max(1), "probability of its cluster"))
+        elif graph.rule("p", name).spec.categorical and code.ndim == 3:
+            found += _states(name, code)
     splits = rows.subject.splits
     if len(splits) > 1:
         found.append(classes("split", rows.split, [split.name for split in splits]))
     for name, values in measures.numbers.items():
         found.append(number(name, values, measures.notes.get(name, "")))
-    found += _columns(rows) if rows.subject.schema is not None else _given(rows)
+    given = _columns(rows) if rows.subject.schema is not None else _given(rows)
+    what = "column" if rows.subject.schema is not None else "data"
+    found = _distinct(found, given, what, graph.given)
     kept: list[dict[str, Any]] = []
     left: list[dict[str, Any]] = []
     size = 0
@@ -50,6 +59,43 @@ def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], 
         size += len(colour["values"]["b"])
         (kept if size <= BUDGET * 4 / 3 else left).append(colour)
     return kept, [colour["name"] for colour in left]
+
+
+def _distinct(
+    found: list[dict[str, Any]], given: list[dict[str, Any]], what: str, kept: Collection[str]
+) -> list[dict[str, Any]]:
+    """Give every colour a name of its own: that of a column may be that of a number.
+
+    Given variables keep their names, by which the page finds their values.
+    """
+    for colour in found:
+        if colour["name"] in kept:
+            colour["name"] += " of the row"
+    taken = {colour["name"] for colour in found}
+    for colour in given:
+        name = colour["name"]
+        if name in taken:
+            colour["name"] = f"{name} ({what})"
+        again = 2
+        while colour["name"] in taken:
+            colour["name"], again = f"{name} ({what} {again})", again + 1
+        taken.add(colour["name"])
+    return [*found, *given]
+
+
+def _states(name: str, code: np.ndarray) -> list[dict[str, Any]]:
+    """The states of a discrete chain that stand for a whole row: the most frequent and the last."""
+    real = ~np.isnan(code).any(-1)  # [n, T]
+    if code.shape[2] > MOST_CLASSES:
+        return []
+    state = np.where(real, np.nan_to_num(code).argmax(-1), -1)
+    counts = np.stack([(state == k).sum(1) for k in range(code.shape[2])], 1)
+    last = np.maximum(real.sum(1) - 1, 0)
+    levels = [str(k) for k in range(code.shape[2])]
+    return [
+        classes(f"most frequent {name}", counts.argmax(1), levels),
+        classes(f"last {name}", state[np.arange(len(state)), last], levels),
+    ]
 
 
 def classes(name: str, values: np.ndarray, levels: list[str]) -> dict[str, Any]:
@@ -61,6 +107,9 @@ def classes(name: str, values: np.ndarray, levels: list[str]) -> dict[str, Any]:
 def number(name: str, values: np.ndarray, note: str = "") -> dict[str, Any]:
     """A colour on a scale. Its ends are the 1st and 99th percentile, so that no outlier sets it."""
     finite = values[np.isfinite(values)]
+    infinite = int(np.isinf(values).sum())
+    if infinite:
+        note = "; ".join(filter(None, [note, f"infinite in {infinite:,} rows"]))
     ends = np.quantile(finite, [0.01, 0.99]) if len(finite) else np.zeros(2)
     return {
         "name": name,
@@ -105,17 +154,12 @@ def _given(rows: Rows) -> list[dict[str, Any]]:
                 values[name][at] = values_of(rows.subject, name, batch)
     found = []
     for name, value in values.items():
-        hot = value.shape[1] > 1 and bool(((value == 0) | (value == 1)).all())
-        if hot and bool((value.sum(1) == 1).all()) and value.shape[1] <= MOST_LEVELS:
+        known = ~np.isnan(value).any(1)
+        hot = value.shape[1] > 1 and bool(((value == 0) | (value == 1))[known].all())
+        if hot and bool((value[known].sum(1) == 1).all()) and value.shape[1] <= MOST_LEVELS:
             levels = [str(k) for k in range(value.shape[1])]
-            found.append(classes(name, value.argmax(1), levels))
+            found.append(classes(name, np.where(known, value.argmax(1), -1), levels))
         else:
-            titles = _titles(rows, name, value.shape[1])
+            titles = entry_names(rows.subject, name, value.shape[1])
             found += [number(title, value[:, j]) for j, title in enumerate(titles)]
     return found
-
-
-def _titles(rows: Rows, name: str, d: int) -> list[str]:
-    recipe = rows.subject.recipe
-    columns = ((recipe.columns if recipe else None) or {}).get(name)
-    return list(columns)[:d] if columns else [name] if d == 1 else [f"{name}{j}" for j in range(d)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ from aevb.page.packing import pack, quantised
 from aevb.page.subject import Rows, Subject
 from aevb.tables.schema import Schema
 
-BUDGET = 24 * 2**20  # most bytes of all rows, before they are deflated
-LEVELS = 5000  # most different texts of a column
+BUDGET = 12 * 2**20  # most bytes of all rows, before they are deflated
+LEVELS = 5000  # most different texts of a column, if they do not fit into
+TEXTS, ALL_TEXTS = 2**21, 2**23  # characters: of one column, and of all columns
+GREY_ROWS = 1000  # rows that tell the range of an image's pixels
+SINGLE = 1e-6  # largest error of 32 bits, as a share of the range of a column
 
 
 def kind_of(subject: Subject) -> str:
@@ -64,19 +68,49 @@ def _bytes_per_row(rows: Rows) -> int:
 
 def values_of(subject: Subject, name: str, batch: Batch) -> np.ndarray:
     """A variable of a batch in the units of the data, [N, d] or [N, T, d]; NaN where unknown."""
-    graph, value = subject.model.graph, batch[name]
-    for mask in masks_of(batch, name, timed=graph.timed[name]):
-        value = torch.where(mask, value, torch.nan)
-    found = (value.transpose(0, 1) if graph.timed[name] else value[0]).double().cpu().numpy()
-    return shown(subject, name, found)
+    return shown(subject, name, known_values(subject, name, batch))
 
 
 def shown(subject: Subject, name: str, values: np.ndarray) -> np.ndarray:
     """Values of a variable as the page shows them: images from 0 to 1, others in their units."""
-    graph = subject.model.graph
-    if subject.image is not None and name == graph.observed[0]:
+    if subject.image is not None and name == subject.model.graph.observed[0]:
+        low, high = _grey_range(subject, name)
+        return (_pixels(subject, name, values) - low) / (high - low)
+    return in_units(subject.recipe, subject.model.graph, name, values)
+
+
+def _pixels(subject: Subject, name: str, values: np.ndarray) -> np.ndarray:
+    """Pixels on one scale: standardised ones in their units, as each has a scale of its own."""
+    if not subject.standardised:
         return values
-    return in_units(subject.recipe, graph, name, values)
+    return in_units(subject.recipe, subject.model.graph, name, values)
+
+
+def _grey_range(subject: Subject, name: str) -> tuple[float, float]:
+    """The values that are shown as 0 and 1: 0 and 1 if all pixels lie there, else the extremes.
+
+    Counts, standardised pixels and pixels from −1 to 1 lie beyond 0 … 1.
+    """
+    if name not in subject.greys:
+        low, high = 0.0, 1.0
+        for i in range(len(subject.splits)):
+            source = subject.source(i)
+            batch = source.take(source.spread(GREY_ROWS))
+            values = _pixels(subject, name, known_values(subject, name, batch))
+            finite = values[np.isfinite(values)]
+            low = min(low, float(finite.min(initial=low)))
+            high = max(high, float(finite.max(initial=high)))
+        subject.greys[name] = low, high
+    return subject.greys[name]
+
+
+def known_values(subject: Subject, name: str, batch: Batch) -> np.ndarray:
+    """A variable of a batch in the units of the model, [N, d] or [N, T, d]; NaN where unknown."""
+    graph, value = subject.model.graph, batch[name]
+    for mask in masks_of(batch, name, timed=graph.timed[name]):
+        value = torch.where(mask, value, torch.nan)
+    found = value.transpose(0, 1) if graph.timed[name] else value[0]
+    return np.asarray(found.double().cpu().numpy())
 
 
 def _arrays(rows: Rows, kind: str) -> dict[str, Any]:
@@ -91,32 +125,47 @@ def _arrays(rows: Rows, kind: str) -> dict[str, Any]:
 
 def _variable(rows: Rows, name: str, values: np.ndarray) -> dict[str, Any]:
     subject, graph = rows.subject, rows.subject.model.graph
-    columns = (subject.recipe.columns if subject.recipe else None) or {}
     image = subject.image if name == graph.observed[0] else None
-    names = columns.get(name) or [f"{name}{j}" for j in range(values.shape[-1])]
     return {
         "name": name,
         "timed": graph.timed[name],
         "image": None if image is None else list(image),
         "classes": graph.rule("p", name).spec.categorical,
-        "columns": list(names)[: values.shape[-1]] if image is None else None,
+        "columns": entry_names(subject, name, values.shape[-1]) if image is None else None,
         "shape": list(values.shape),
         "numbers": pack_numbers(values, unit=image is not None),
     }
 
 
+def entry_names(subject: Subject, name: str, d: int) -> list[str]:
+    """The names of the d entries of a variable: the columns of a file, or x0, x1, …."""
+    columns = list(((subject.recipe.columns if subject.recipe else None) or {}).get(name, ()))
+    if len(columns) == d:
+        return columns
+    return [name] if d == 1 else [f"{name}{j}" for j in range(d)]
+
+
 def pack_numbers(values: np.ndarray, *, unit: bool = False) -> dict[str, Any]:
     """Pack numbers compactly: bytes for grey levels (``unit``), else 32 bits each.
 
-    Grey levels with missing pixels, and numbers of an image beyond 0 … 1, take 16 bits.
+    Grey levels with missing pixels, and numbers of an image beyond 0 … 1, take 16 bits. Numbers of
+    a column that differ little, such as times, take 64 bits.
     """
-    if unit and np.isfinite(values).all() and values.min(initial=0) >= 0 <= values.max(initial=0):
-        if values.max(initial=0) <= 1:
+    if unit:
+        if np.isfinite(values).all() and values.min(initial=0) >= 0 and values.max(initial=0) <= 1:
             return {"low": 0.0, "high": 1.0, "values": pack(np.round(values * 255), "u1")}
         return quantised(values)
-    if unit:
-        return quantised(values)
-    return {"values": pack(values, "f4")}
+    return {"values": pack(values, "f4" if _fits_single(values) else "f8")}
+
+
+def _fits_single(values: np.ndarray) -> bool:
+    """Whether 32 bits change no number by more than a small share of its column's range."""
+    columns = np.where(np.isfinite(values), values, np.nan).reshape(-1, values.shape[-1])
+    with np.errstate(over="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column without any known number
+        error = np.nanmax(np.abs(columns.astype(np.float32) - columns), axis=0, initial=0.0)
+        extent = np.nanmax(columns, axis=0) - np.nanmin(columns, axis=0)
+    return not bool((error > SINGLE * extent).any())
 
 
 def _stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], n: int) -> np.ndarray:
@@ -145,17 +194,24 @@ def _cells(rows: Rows) -> dict[str, Any]:
     ]
     whole = pa.concat_tables(parts, promote_options="permissive")
     # Rows of a page are in the order of their splits, and so are the parts.
-    return {"columns": [_column(subject.schema, name, whole[name]) for name in whole.column_names]}
+    columns, left = [], ALL_TEXTS
+    for name in whole.column_names:
+        columns.append(_column(subject.schema, name, whole[name], min(left, TEXTS)))
+        left -= sum(map(len, columns[-1].get("levels", ())))
+    return {"columns": columns}
 
 
-def _column(schema: Schema, name: str, cells: Any) -> dict[str, Any]:
+def _column(schema: Schema, name: str, cells: Any, texts: int) -> dict[str, Any]:
     modelled = name in schema and schema[name].used
     kind = schema[name].kind if modelled else ""
     found: dict[str, Any] = {"name": name, "kind": kind, "modelled": modelled}
     numbers = numbers_of(cells)
+    # JavaScript has no integers beyond 2^53: such ids are texts.
+    if numbers is not None and _is_whole(cells) and (np.abs(numbers) > 2.0**53).any():
+        numbers = None
     if numbers is not None and kind not in ("category", "ordered", "binary"):
         return found | {"numbers": _exact(numbers)}
-    codes, levels = levels_of(cells)
+    codes, levels = levels_of(cells, texts)
     return found | {"levels": levels, "codes": pack(codes, "u4" if len(levels) > 65534 else "u2")}
 
 
@@ -169,18 +225,25 @@ def numbers_of(cells: Any) -> np.ndarray | None:
     return np.asarray(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
 
-def levels_of(cells: Any) -> tuple[np.ndarray, list[str]]:
+def _is_whole(cells: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(cells.type))
+
+
+def levels_of(cells: Any, most: int = 0) -> tuple[np.ndarray, list[str]]:
     """Cells as positions among their texts; the position after the last is a missing cell.
 
-    Rare texts of a column with more than ``LEVELS`` share the text "…".
+    If there are more than ``LEVELS`` different texts, and more than ``most`` characters in them,
+    rare ones share the text "…".
     """
-    texts = [None if cell is None else _text(cell) for cell in cells.to_pylist()]
+    texts = [None if _is_missing(cell) else _text(cell) for cell in cells.to_pylist()]
     counts: dict[str, int] = {}
     for text in texts:
         if text is not None:
             counts[text] = counts.get(text, 0) + 1
     levels = list(counts)
-    if len(levels) > LEVELS:
+    if len(levels) > LEVELS and sum(map(len, levels)) > most:
         levels = [*sorted(levels, key=lambda text: -counts[text])[: LEVELS - 1], "…"]
     at = {text: i for i, text in enumerate(levels)}
     other = len(levels) - 1
@@ -188,14 +251,21 @@ def levels_of(cells: Any) -> tuple[np.ndarray, list[str]]:
     return np.array([missing if t is None else at.get(t, other) for t in texts]), levels
 
 
+def _is_missing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+
+
 def _text(cell: Any) -> str:
-    text = f"{cell:g}" if isinstance(cell, float) else str(cell)
+    # Different numbers have different texts.
+    whole = isinstance(cell, float) and cell.is_integer() and abs(cell) < 2**53
+    text = str(int(cell) if whole else cell)
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def _exact(values: np.ndarray) -> dict[str, Any]:
     """Pack numbers without loss: in 32 bits if these suffice, otherwise in 64."""
-    single = values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
     same = bool((np.isnan(values) | (single == values)).all())
     return {"values": pack(values, "f4" if same else "f8")}
 
@@ -208,19 +278,16 @@ def pack_units(subject: Subject) -> dict[str, Any]:
             found[name] = [_units(column) for column in columns]
         return found
     for name in graph.observed:
-        spread = np.ones(graph.size(name))
-        zero = shown(subject, name, np.zeros((1, *_like(graph.size(name)))))[0]
-        one = shown(subject, name, np.ones((1, *_like(graph.size(name)))))[0]
-        if not (np.allclose(zero, 0) and np.allclose(one, spread)):
+        if graph.timed[name]:
+            continue  # a page decodes no sequences
+        zero = shown(subject, name, np.zeros((1, graph.size(name))))[0]
+        one = shown(subject, name, np.ones((1, graph.size(name))))[0]
+        if not (np.allclose(zero, 0) and np.allclose(one, 1)):
             found[name] = [
                 {"location": float(low), "scale": float(high - low)}
                 for low, high in zip(zero, one, strict=True)
             ]
     return found
-
-
-def _like(d: int) -> tuple[int, ...]:
-    return (d,)
 
 
 def _units(column: Any) -> dict[str, Any]:
@@ -230,7 +297,3 @@ def _units(column: Any) -> dict[str, Any]:
     if column.dense:
         return found | {"location": float(column.location), "scale": float(column.scale)}
     return found
-
-
-def plain_row(values: Mapping[str, np.ndarray], i: int) -> dict[str, list[float]]:
-    return {name: [float(v) for v in np.ravel(value[i])] for name, value in values.items()}

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from aevb.runtime.checked_files import whole_file
 from aevb.version import __version__
@@ -25,6 +26,7 @@ SHELL = Markup("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
 {head}
 <title>{title}</title>
 {style}
@@ -50,7 +52,7 @@ def shell() -> str:
             head="",
             title="aevb",
             style=Markup('<link rel="stylesheet" href="/app.css">'),
-            live=Markup(' data-live="1"'),
+            live=Markup(' data-live="1" data-version="{}"').format(__version__),
             data="",
             script=Markup('<script type="module" src="/app.js"></script>'),
         )
@@ -84,7 +86,7 @@ def page(content: dict[str, Any]) -> str:
     return str(
         SHELL.format(
             head=head,
-            title=f"{escape(title)} – aevb" if title else "aevb",
+            title=f"{title} – aevb" if title else "aevb",
             style=Markup("<style>") + Markup(style) + Markup("</style>"),
             live="",
             data=Markup('<script type="application/json" id="data">')
@@ -99,7 +101,8 @@ def write_page(content: dict[str, Any], out: Path) -> None:
     """Write a page, whole or not at all."""
     text = page(content)
     with whole_file(out) as place:
-        place.write_text(text, encoding="utf-8")
+        # A name of a file may hold bytes that are no text.
+        place.write_text(text, encoding="utf-8", errors="replace")
 
 
 def to_json(content: Any) -> str:
@@ -109,7 +112,7 @@ def to_json(content: Any) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
-        return value if value - value == 0 else None
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -6,11 +6,12 @@ or a neighbour embedding (t-SNE). A model without a continuous latent has a map 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch.distributions import constraints
 
 from aevb.declare.graph import Graph
 from aevb.page.packing import pack, quantised
@@ -19,7 +20,7 @@ from aevb.page.subject import Rows
 EMBEDDED = 2000  # rows that t-SNE embeds; the others are placed among their neighbours
 NEIGHBOURS = 5
 MOST_STEPS = 200_000  # most points of a latent with a value at every step
-CODES = 12 * 2**20  # most bytes of the codes of one latent
+CODES = 8 * 2**20  # most bytes of the codes of one latent, and in single precision half as many
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,27 @@ class Space:
 
     latent: str | None  # None for the space of the data
     points: np.ndarray
+    names: tuple[str, ...] = ()  # of the entries
     row: np.ndarray | None = None
     step: np.ndarray | None = None
+    binary: bool = False  # the latent is 0 or 1, and the points are its probabilities
 
 
-def spaces(graph: Graph, codes: Mapping[str, np.ndarray], data: np.ndarray) -> list[Space]:
-    """The spaces of all continuous latents; that of the data if there is none.
+def spaces(graph: Graph, codes: Mapping[str, np.ndarray], data: Space | None) -> list[Space]:
+    """The spaces of all latents that are no classes; that of the data if there is none.
 
-    ``codes`` are posterior means, and ``data`` the rows as numbers, [n, d], without missing ones.
+    ``codes`` are posterior means. Those of a Bernoulli latent are probabilities.
     """
     found = []
     for name, code in codes.items():
-        if graph.rule("p", name).spec.categorical:
+        spec, d = graph.rule("p", name).spec, code.shape[-1]
+        if spec.categorical:
             continue
-        found.append(_timed(name, code) if code.ndim == 3 else Space(name, code))
-    return found or [Space(None, data)]
+        names = (name,) if d == 1 else tuple(f"{name}{j + 1}" for j in range(d))
+        space = _timed(name, code) if code.ndim == 3 else Space(name, code)
+        binary = spec.support is constraints.boolean
+        found.append(replace(space, names=names, binary=binary))
+    return found or ([] if data is None else [data])
 
 
 def _timed(name: str, code: np.ndarray) -> Space:
@@ -51,39 +58,76 @@ def _timed(name: str, code: np.ndarray) -> Space:
     ends = real.sum(1).cumsum()
     rows = max(1, int(np.searchsorted(ends, MOST_STEPS, side="right")))
     row, step = np.nonzero(real[:rows])
-    return Space(name, code[row, step], row, step)
+    return Space(name, code[row, step], row=row, step=step)
 
 
 def pack_space(space: Space, seed: int, *, embed: bool = True) -> dict[str, Any]:
     """Return a space with its views as JSON-ready data."""
     points, d = space.points, space.points.shape[1]
-    views = _views(points, d, "z" if space.latent is None else space.latent, seed, embed)
-    wide = 4 if points.size * 4 <= CODES else 2
-    kept = points.size * wide <= CODES
+    finite = np.isfinite(points).all(1)
+    real = points[finite] if finite.any() else np.zeros((1, d))
+    notes = []
+    if space.binary:
+        notes.append(f"{space.latent} is 0 or 1: the points are probabilities of 1.")
+    if not finite.all():
+        count = int((~finite).sum())
+        notes.append(f"{count:,} of the points are not finite, and lie in the upper right corner.")
+        points = np.where(finite[:, None], points, real.mean(0, dtype=np.float64))
+    views = _views(points, finite, space.names, seed, embed=embed)
+    for view in views:
+        view["note"] = " ".join([*notes, *filter(None, [view["note"]])])
+        if space.binary:  # p reads only zeros and ones, so no point of the plane can be decoded
+            view |= {"origin": None, "axes": None}
+    kept_points = np.where(finite[:, None], points, np.nan)
+    kept_points = np.round(kept_points) if space.binary else kept_points
+    wide = 4 if points.size * 4 <= CODES // 2 else 2
+    # Half precision ends at 65504.
+    kept = points.size * wide <= CODES and (wide == 4 or float(np.abs(real).max()) < 6e4)
     return {
         "latent": space.latent,
         "size": d,
         "count": len(points),
         "row": None if space.row is None else pack(space.row, "u4"),
-        "step": None if space.step is None else pack(space.step, "u2"),
+        "step": None if space.step is None else _pack_steps(space.step),
         "views": views,
-        "codes": pack(points, f"f{wide}") if kept else None,
-        "mean": _plain(points.mean(0, dtype=np.float64)),
-        "sd": _plain(points.std(0, dtype=np.float64)),
-        "low": _plain(points.min(0)),
-        "high": _plain(points.max(0)),
+        "codes": pack(kept_points, f"f{wide}") if kept else None,
+        "mean": _plain(real.mean(0, dtype=np.float64)),
+        "sd": _plain(real.std(0, dtype=np.float64)),
+        "low": _plain(real.min(0)),
+        "high": _plain(real.max(0)),
     }
 
 
-def _views(points: np.ndarray, d: int, name: str, seed: int, embed: bool) -> list[dict[str, Any]]:
+def _pack_steps(step: np.ndarray) -> dict[str, Any]:
+    return pack(step, "u2" if step.max(initial=0) < 2**16 else "u4")
+
+
+def _views(
+    points: np.ndarray, finite: np.ndarray, names: Sequence[str], seed: int, *, embed: bool
+) -> list[dict[str, Any]]:
+    """The views of points; those that are not ``finite`` stand at the mean, and have no place."""
+    found = _all_views(points, names, seed, embed=embed)
+    return [
+        {
+            key: quantised(np.where(finite, value, np.nan)) if key in ("across", "up") else value
+            for key, value in view.items()
+        }
+        for view in found
+    ]
+
+
+def _all_views(
+    points: np.ndarray, names: Sequence[str], seed: int, *, embed: bool
+) -> list[dict[str, Any]]:
+    d = points.shape[1]
     if d == 1:
         spread = np.random.default_rng(seed).normal(size=len(points))
         flat = np.column_stack([points[:, 0], spread])
-        view = _view("entries", f"{name}", flat, np.zeros(1), np.array([[1.0], [0.0]]))
-        return [view | {"x": name, "y": "", "note": "Heights are random and have no meaning."}]
+        view = _view("entries", names[0], flat, np.zeros(1), np.array([[1.0], [0.0]]))
+        return [view | {"x": names[0], "y": "", "note": "Heights are random and have no meaning."}]
     if d == 2:
-        view = _view("entries", f"{name}1 and {name}2", points, np.zeros(2), np.eye(2))
-        return [view | {"x": f"{name}1", "y": f"{name}2"}]
+        view = _view("entries", f"{names[0]} and {names[1]}", points, np.zeros(2), np.eye(2))
+        return [view | {"x": names[0], "y": names[1]}]
     mean, axes, shares = principal_axes(points)
     flat = (points - mean) @ axes.T
     title = "Principal components 1 and 2"
@@ -112,8 +156,8 @@ def _view(
     return {
         "kind": kind,
         "title": title,
-        "across": quantised(flat[:, 0]),
-        "up": quantised(flat[:, 1]),
+        "across": flat[:, 0],
+        "up": flat[:, 1],
         "origin": None if origin is None else _plain(origin),
         "axes": None if axes is None else [_plain(axis) for axis in axes],
         "note": "",
@@ -124,6 +168,8 @@ def principal_axes(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     """Return the mean, the first two principal axes, [2, d], and their shares of the variance."""
     mean = points.mean(0, dtype=np.float64)
     centred = points - mean
+    # The squares of huge numbers would overflow; axes and shares do not depend on the scale.
+    centred /= np.abs(centred).max(initial=0.0) or 1.0
     values, vectors = np.linalg.eigh(centred.T @ centred / max(1, len(points)))
     axes = vectors[:, ::-1][:, :2].T
     # An axis has no sign of its own: let its largest entry be positive.
@@ -144,14 +190,19 @@ def neighbour_embedding(points: np.ndarray, seed: int) -> tuple[np.ndarray, str]
     n = len(points)
     generator = np.random.default_rng(seed)
     chosen = np.sort(generator.permutation(n)[:EMBEDDED])
-    base = np.ascontiguousarray(points[chosen], dtype=np.float32)
-    spread = base.std(0).max()
+    centre = points.mean(0, dtype=np.float64)
+    spread = float(np.abs(points - centre).max(initial=0.0))
     if not spread > 0:
         return np.zeros((n, 2)), "All codes are equal."
+
+    def scaled(part: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray((part - centre) / spread, dtype=np.float32)
+
+    base = scaled(points[chosen])
     perplexity = min(30.0, (len(base) - 1) / 3)
     found = TSNE(
         perplexity=perplexity, init="pca", random_state=seed, max_iter=500, method="barnes_hut"
-    ).fit_transform(base / spread)
+    ).fit_transform(base)
     note = "Distances between far groups have no meaning."
     if len(chosen) == n:
         return found, note
@@ -159,7 +210,7 @@ def neighbour_embedding(points: np.ndarray, seed: int) -> tuple[np.ndarray, str]
     near = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(base)
     for start in range(0, n, 50_000):
         part = points[start : start + 50_000]
-        distance, neighbour = near.kneighbors(np.ascontiguousarray(part, dtype=np.float32))
+        distance, neighbour = near.kneighbors(scaled(part))
         weight = 1 / np.maximum(distance, 1e-12)
         weight /= weight.sum(1, keepdims=True)
         placed[start : start + 50_000] = (found[neighbour] * weight[..., None]).sum(1)

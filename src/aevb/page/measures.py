@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,9 @@ from aevb.posterior import posterior_of, why_not_q
 SAMPLED_ROWS = 2000  # most rows whose log p is estimated by sampling
 SAMPLES = 100  # importance samples per row
 WORK = 1e11  # most multiplications for that; of a large model, fewer rows are sampled
-DRAWS = 8  # draws of q per row for the bound; one for more rows than this:
+DRAWS = 8  # draws of q per row for the bound, and for more rows than MANY:
+# One draw would be a relaxed one of a discrete latent that cannot be enumerated.
+FEW_DRAWS = 2
 MANY = 20_000
 
 
@@ -39,6 +41,7 @@ class Measures:
     method: str
     numbers: dict[str, np.ndarray]
     notes: dict[str, str] = field(default_factory=dict)  # by number: which rows have it, and why
+    problems: tuple[str, ...] = ()  # sentences on numbers that could not be computed
 
 
 def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
@@ -47,7 +50,7 @@ def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
     Raises ``UntaughtError`` if q was not trained and the exact posterior is not known.
     """
     model, graph = rows.subject.model, rows.subject.model.graph
-    n, draws = len(rows), DRAWS if len(rows) <= MANY else 1
+    n, draws = len(rows), DRAWS if len(rows) <= MANY else FEW_DRAWS
     codes: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in graph.latents}
     numbers: dict[str, np.ndarray] = {}
     method = "q"
@@ -56,8 +59,7 @@ def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
         numbers.setdefault(name, np.full(n, np.nan))[at] = values.double().cpu().numpy()
 
     # If q cannot answer for some rows, use the exact posterior for all: codes stay comparable.
-    first = next(rows.batches())[1]
-    exact = why_not_q(model, model.teaching, first) is not None
+    exact = any(why_not_q(model, model.teaching, batch) for _, batch in rows.batches())
     log_p = _LogP(rows, seed) if evidence else None
     for number, (at, batch) in enumerate(rows.batches()):
         posterior = posterior_of(
@@ -71,26 +73,30 @@ def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
                 if real is not None:
                     mean = torch.where(real.transpose(0, 1), mean, torch.nan)
                 codes[name].append((at, mean.float().cpu().numpy()))
-            shift = units_shift(rows, at, batch)
+            shifts = units_shifts(rows, at, batch)
+            shift = _total(shifts, len(at))
             if method == "q":
+                moved = {"ELBO": shift} | {_likelihood(name): each for name, each in shifts.items()}
                 for name, values in _bound(rows.subject, batch, draws, seed + number).items():
-                    moved = shift if name == "ELBO" else 0.0
-                    keep(name, at, values - moved)
+                    keep(name, at, values.double().cpu() - moved.get(name, 0.0))
             error = _reconstruction_error(rows.subject, batch, posterior)
             if error is not None:
                 keep("reconstruction error", at, error)
         if log_p is not None and (found := log_p.of(at, batch)) is not None:
-            positions, values = found
-            keep("log p", positions, values - (shift if len(positions) == len(at) else 0.0))
+            among, values = found
+            keep("log p", at[among], values.double().cpu() - shift[torch.from_numpy(among)])
     if "log p" in numbers and "ELBO" in numbers:
         numbers["gap"] = numbers["log p"] - numbers["ELBO"]
     notes = dict.fromkeys(("log p", "gap"), log_p.note) if log_p is not None and log_p.note else {}
+    if rows.subject.schema is not None or rows.subject.standardised:
+        notes["reconstruction error"] = f"of {graph.observed[0]}, in units of the model"
     order = ("log p", "ELBO", "gap", "reconstruction error")
     return Measures(
         {name: _joined(parts, n) for name, parts in codes.items()},
         method,
         {name: numbers[name] for name in (*order, *numbers) if name in numbers},
         {name: note for name, note in notes.items() if name in numbers},
+        () if log_p is None or not log_p.failure else (log_p.failure,),
     )
 
 
@@ -101,7 +107,7 @@ class _LogP:
         self.model, self.seed = rows.subject.model, seed
         self.exact = why_not_exact(self.model) is None
         self.chosen = np.ones(len(rows), bool)
-        self.note = ""
+        self.note, self.failure = "", ""
         if not self.exact:
             self.note = f"by importance sampling with {SAMPLES} samples, which is a lower bound"
             first = next(rows.some(np.arange(1)).batches())[1]
@@ -113,18 +119,25 @@ class _LogP:
                 self.note += f"; for {most:,} random ones of the {len(rows):,} rows"
 
     def of(self, at: np.ndarray, batch: Batch) -> tuple[np.ndarray, Tensor] | None:
+        """log p of the chosen ones among the rows ``at``, and which of these rows they are."""
         mine = np.flatnonzero(self.chosen[at])
-        if not len(mine):
+        if not len(mine) or self.failure:
             return None
         part = batch
         if len(mine) < len(at):
             kept = torch.from_numpy(mine)
-            part = {name: value.index_select(-2, kept) for name, value in batch.items()}
+            part = {
+                name: value.index_select(-2, kept.to(value.device)) for name, value in batch.items()
+            }
         method = "exact" if self.exact else "importance"
-        found = unnoted_evidence(
-            self.model, part, method=method, samples=SAMPLES, seed=self.seed + int(at[0])
-        )
-        return at[mine], found.value.detach()
+        try:
+            found = unnoted_evidence(
+                self.model, part, method=method, samples=SAMPLES, seed=self.seed + int(at[0])
+            )
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            self.failure = f"log p of the rows could not be computed: {error}"
+            return None
+        return mine, found.value.detach()
 
 
 def work_of(model: Model, batch: Batch) -> float:
@@ -144,10 +157,14 @@ def _bound(subject: Subject, batch: Batch, draws: int, seed: int) -> dict[str, T
     with model._evaluating(seed):
         found = estimate(plan, model.factors, batch, noise)
     names = {
-        name: f"KL({latent_of(name)})" if latent_of(name) else f"log p({name}|·)"
+        name: f"KL({latent_of(name)})" if latent_of(name) else _likelihood(name)
         for name in found.terms
     }
     return {"ELBO": found.value} | {names[name]: value for name, value in found.terms.items()}
+
+
+def _likelihood(name: str) -> str:
+    return f"log p({name}|·)"
 
 
 def _reconstruction_error(subject: Subject, batch: Batch, posterior: object) -> Tensor | None:
@@ -175,17 +192,30 @@ def _reconstruction_error(subject: Subject, batch: Batch, posterior: object) -> 
 
 def units_shift(rows: Rows, at: np.ndarray, batch: Batch) -> Tensor:
     """What to subtract from log p of the rows ``at`` to get the units of the data, [N]."""
+    return _total(units_shifts(rows, at, batch), len(at))
+
+
+def units_shifts(rows: Rows, at: np.ndarray, batch: Batch) -> dict[str, Tensor]:
+    """The parts of :func:`units_shift` by observed variable; none where the units are the same."""
     subject = rows.subject
-    zero = torch.zeros(len(at), dtype=torch.float64)
     if subject.schema is not None:
+        # All rows of a batch are of one split.
         cells = subject.splits[int(rows.split[at[0]])].cells
-        names = [name for name in cells.column_names if name in subject.schema]
-        frame = cells.select(names).take(rows.index[at])
-        return zero - torch.from_numpy(subject.schema.log_jacobian(frame))
-    if subject.recipe is None or subject.recipe.prepare != "standardise":
-        return zero
-    found = log_jacobian(subject.recipe, subject.model.graph, batch)
-    return torch.stack(list(found.values())).sum(0).cpu() if found else zero
+        found = {}
+        for name, columns in subject.schema.variables.items():
+            if any(column.dense for column in columns):
+                part = replace(subject.schema, columns=tuple(columns))
+                frame = cells.select([column.name for column in columns]).take(rows.index[at])
+                found[name] = torch.from_numpy(-part.log_jacobian(frame))
+        return found
+    if not subject.standardised or subject.recipe is None:
+        return {}
+    shifts = log_jacobian(subject.recipe, subject.model.graph, batch)
+    return {name: shift.double().cpu() for name, shift in shifts.items()}
+
+
+def _total(shifts: dict[str, Tensor], n: int) -> Tensor:
+    return sum(shifts.values(), torch.zeros(n, dtype=torch.float64))
 
 
 def _joined(parts: list[tuple[np.ndarray, np.ndarray]], n: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-TYPES = {
+TYPES: dict[str, Any] = {
     "u1": np.uint8,
     "u2": np.uint16,
     "u4": np.uint32,
@@ -27,6 +27,14 @@ def pack(array: np.ndarray, dtype: str) -> dict[str, Any]:
     >>> pack(np.array([1.0, 2.0]), "u1")
     {'$': 'u1', 'shape': [2], 'z': False, 'b': 'AQI='}
     """
+    array = np.asarray(array)
+    if dtype[0] in "ui" and array.size:
+        limits = np.iinfo(TYPES[dtype])
+        least, most = limits.min, limits.max
+        if not (array.min() >= least and array.max() <= most):  # a NaN is in no range
+            raise ValueError(
+                f"{dtype} holds numbers from {least} to {most}, got {array.min()} to {array.max()}."
+            )
     kept = np.ascontiguousarray(array, dtype=np.dtype(TYPES[dtype]).newbyteorder("<"))
     raw = kept.tobytes()
     # Coordinates hardly shrink, and deflating megabytes of them takes seconds.

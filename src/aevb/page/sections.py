@@ -13,18 +13,23 @@ import numpy as np
 import torch
 
 from aevb.data.datasets import Recipe
-from aevb.estimate.keys import masks_of
 from aevb.model import Model
 from aevb.page.checks import checks
-from aevb.page.clusters import pack_clusters
+from aevb.page.clusters import pack_classes, pack_clusters
 from aevb.page.colours import pack_colours
-from aevb.page.contents import pack_contents, pack_units
+from aevb.page.contents import (
+    entry_names,
+    known_values,
+    pack_contents,
+    pack_units,
+    values_of,
+)
 from aevb.page.decoder import export, plane
-from aevb.page.latent_map import pack_rows, pack_space, spaces
+from aevb.page.latent_map import Space, pack_rows, pack_space, spaces
 from aevb.page.measures import measure, units_shift
 from aevb.page.packing import pack, unpack
 from aevb.page.sequences import pack_continuations
-from aevb.page.subject import Rows, Split, Subject
+from aevb.page.subject import Rows, Subject
 from aevb.page.summary import summary
 from aevb.posterior.choice import UntaughtError
 from aevb.runtime.checked_files import DataWarning, IntegrityWarning
@@ -55,16 +60,19 @@ class Opened:
     subject: Subject | None = None
     notes: tuple[str, ...] = ()
     problems: list[str] = field(default_factory=list)
+    state: str = "finished"  # or "training" or "stopped"
 
 
 def run_section(opened: Opened, progress: Progress | None = None, **options: Any) -> dict[str, Any]:
     """Return everything about a run: its summary, its map and its checks."""
     found: dict[str, Any] = {"name": opened.name, "folder": str(opened.folder or "")}
-    found |= {"state": "finished", "problems": list(opened.problems)}
+    found |= {"state": opened.state, "problems": list(opened.problems)}
     for part in ("summary", "map", "checks"):
         found[part] = section(opened, part, progress, **options)
         problems = (found[part] or {}).get("problems", [])
         found["problems"] += [text for text in problems if text not in found["problems"]]
+        if part != "summary" and found[part]:
+            found[part].pop("seconds", None)  # so that the same run gives the same page
     return found
 
 
@@ -80,7 +88,7 @@ def section(
     if part != "map":
         options = {}
     if part == "summary":
-        return summary(opened.model, opened.history, opened.run, opened.recipe, opened.notes)
+        return _summary(opened)
     if opened.subject is None:
         return None
     problems: list[str] = []
@@ -92,11 +100,21 @@ def section(
             else:
                 found = checks_section(opened.subject, tell)
         except (UntaughtError, ValueError, ArithmeticError, RuntimeError) as error:
-            problems.append(f"The {part} could not be made: {error}")
+            # Advice that only Python code can follow is left out.
+            text = error.for_commands if isinstance(error, UntaughtError) else str(error)
+            problems.append(f"The {part} could not be made: {text}")
             found = {"failed": True}
     ours = (DataWarning, IntegrityWarning)
     problems += [str(one.message) for one in caught if issubclass(one.category, ours)]
     return found | {"problems": [*found.get("problems", []), *dict.fromkeys(problems)]}
+
+
+def _summary(opened: Opened) -> dict[str, Any]:
+    try:
+        return summary(opened.model, opened.history, opened.run, opened.recipe, opened.notes)
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        rest = summary(None, opened.history, opened.run, opened.recipe, opened.notes)
+        return rest | {"problems": [f"The model cannot be shown: {error}"]}
 
 
 def map_section(
@@ -109,10 +127,9 @@ def map_section(
     tell(f"latents of {len(chosen):,} rows")
     measures = measure(chosen, seed, evidence=not live)
     tell("map")
-    data = _data_points(chosen) if all(_is_class(graph, name) for name in graph.latents) else None
+    data = _data_space(chosen) if all(_is_class(graph, name) for name in graph.latents) else None
     packed = [
-        pack_space(space, seed, embed=not live)
-        for space in spaces(graph, measures.codes, np.zeros((0, 0)) if data is None else data)
+        pack_space(space, seed, embed=not live) for space in spaces(graph, measures.codes, data)
     ]
     contents = pack_contents(chosen, seed=seed)
     available = np.ones(len(chosen), bool)
@@ -121,7 +138,7 @@ def map_section(
         available[unpack(contents["detail"])] = True
     colours, left = pack_colours(chosen, measures)
     decoder = export(subject.model, categorical=_given_classes(chosen))
-    problems = []
+    problems = list(measures.problems)
     if left:
         problems.append(
             f"The map cannot be coloured by {', '.join(left)}: the file would become too large. "
@@ -137,6 +154,7 @@ def map_section(
         "units": pack_units(subject),
         "decoder": decoder | {"planes": [] if decoder["runs"] else _planes(subject, packed)},
         "clusters": pack_clusters(chosen, measures, available, seed),
+        "classes": pack_classes(chosen, measures),
         "continuations": None if live else pack_continuations(chosen, seed),
         "labels": _labels(chosen),
         "problems": problems,
@@ -180,30 +198,35 @@ def _is_class(graph: Any, name: str) -> bool:
     return bool(graph.rule("p", name).spec.categorical)
 
 
-def _data_points(rows: Rows) -> np.ndarray:
-    """The observed variables as numbers, [n, d], missing entries replaced by column means."""
-    graph = rows.subject.model.graph
-    names = [name for name in graph.observed if not graph.timed[name]]
-    if not names:
-        names = list(graph.observed[:1])
-    parts = []
-    for name in names:
-        values: list[tuple[np.ndarray, np.ndarray]] = []
-        for at, batch in rows.batches():
-            value = batch[name].double()
-            for mask in masks_of(batch, name, timed=graph.timed[name]):
-                value = value.where(mask, np.nan)
-            values.append((at, value.transpose(0, 1).flatten(1).cpu().numpy()))
+def _data_space(rows: Rows) -> Space:
+    """The space of the observed variables, missing entries replaced by column means.
+
+    One or two entries are in the units of the data, more in the units of the model. Those of a
+    table are scaled to variance 1: a count would outweigh all other columns.
+    """
+    subject, graph = rows.subject, rows.subject.model.graph
+    observed = [name for name in graph.observed if not graph.timed[name]] or [graph.observed[0]]
+    parts, names = [], list[str]()
+    few = subject.schema is None and sum(graph.size(name) for name in observed) <= 2
+    for name in observed:
+        values = [
+            (at, (values_of if few else known_values)(subject, name, batch).reshape(len(at), -1))
+            for at, batch in rows.batches()
+        ]
         width = max(part.shape[1] for _, part in values)
         whole = np.full((len(rows), width), np.nan)
         for at, part in values:
             whole[at, : part.shape[1]] = part
         parts.append(whole)
+        names += entry_names(subject, name, width)
     found = np.concatenate(parts, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without any known cell
         means = np.nan_to_num(np.nanmean(found, 0))
-    return np.where(np.isnan(found), means, found)
+    found = np.where(np.isnan(found), means, found)
+    if subject.schema is not None:
+        found = (found - means) / np.maximum(found.std(0), np.finfo(float).tiny)
+    return Space(None, found, tuple(names))
 
 
 def _planes(subject: Subject, packed: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -233,8 +256,3 @@ def _planes(subject: Subject, packed: list[dict[str, Any]]) -> list[dict[str, An
 def _labels(rows: Rows) -> dict[str, Any] | None:
     labels = rows.labels()
     return None if labels is None else pack(labels, "i4")
-
-
-def subject_of_run(run: Run, splits: list[Split], name: str, **more: Any) -> Subject:
-    """The subject of a run in memory."""
-    return Subject(name, run.model, splits, run.out, run, **more)

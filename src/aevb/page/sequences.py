@@ -18,23 +18,24 @@ from aevb.model import Model
 from aevb.page.contents import pack_numbers, shown
 from aevb.page.subject import Rows
 from aevb.predictive.replicate import completions
-from aevb.runtime.evaluation_mode import evaluating
 
 SEQUENCES = 6  # whose continuations are drawn
 DRAWN = 6  # continuations of each
+AFTERWARDS = 2**20  # added to the seed of the latents for all later draws
 
 
 def continued(model: Model, batch: Batch, start: int, seed: int) -> Batch:
     """Draw all variables of p from step ``start`` on, given what came before.
 
-    Observed variables keep their data before that step. Latents are drawn from their posterior
-    given the whole sequence if q smooths, or given the past if q filters; so these draws show what
-    p does, and are no forecast of a smoothing q. All rows have all steps.
+    Observed variables keep their data before that step. Latents before it, and those without steps,
+    are drawn from their posterior given the data before it and the given variables before it. So
+    nothing reads the future, except for what is given. All rows have all steps.
     """
     graph, (n, steps) = model.graph, model._extent(batch)
     whole = {name: value for name, value in batch.items() if name != STEPS and not is_mask(name)}
-    with evaluating(model), torch.no_grad():
-        known = next(completions(model, whole, 1, seed))
+    past = {name: value[:start] if graph.timed[name] else value for name, value in whole.items()}
+    known = next(completions(model, past, 1, seed))
+    with model._evaluating(seed + AFTERWARDS), torch.no_grad():
         drawn = ancestral_draw(model, n, steps)
 
         def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
@@ -43,8 +44,7 @@ def continued(model: Model, batch: Batch, start: int, seed: int) -> Batch:
             fresh = drawn(name, entry, raw, t)
             if t is not None or not graph.timed[name]:
                 return fresh if graph.timed[name] else known[name]
-            past = torch.arange(steps).reshape(-1, 1, 1) < start
-            return torch.where(past.to(fresh.device), known[name], fresh)
+            return torch.cat([known[name].expand(start, n, -1), fresh[start:]])
 
         free = {name: graph.reads("p", name) for name in graph.p}
         program = Program(graph, model.factors, whole, steps=steps)
@@ -58,14 +58,19 @@ def pack_continuations(rows: Rows, seed: int) -> dict[str, Any] | None:
     subject = rows.subject
     model, graph = subject.model, subject.model.graph
     name = graph.observed[0]
-    if not graph.timed[name]:
+    # The end of the past is no last step: a rule for the last step would be wrong there.
+    if not graph.timed[name] or any(
+        "last" in rules for rules in (*graph.p.values(), *graph.q.values())
+    ):
         return None
     found = _whole_rows(rows)
     if found is None:
         return None
     at, batch = found
     steps = batch[name].shape[0]
-    start = max(1, steps // 2)
+    if steps < 2:
+        return None
+    start = steps // 2
     draws = []
     for k in range(DRAWN):
         drawn = continued(model, batch, start, seed + k)[name]

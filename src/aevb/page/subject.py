@@ -13,7 +13,6 @@ from torch import Tensor
 
 from aevb.data.datasets import Recipe
 from aevb.data.sources import Source, open_source
-from aevb.estimate.keys import LENGTHS, STEPS
 from aevb.model import Model
 from aevb.tables.schema import Schema
 from aevb.training.run import Run
@@ -51,6 +50,12 @@ class Subject:
     image: tuple[int, ...] | None = None  # the shape of a row of the first observed variable
     problems: tuple[str, ...] = ()
     sources: dict[int, Source] = field(default_factory=dict, repr=False, compare=False)
+    greys: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def standardised(self) -> bool:
+        """Whether the model reads standardised values of arrays."""
+        return self.recipe is not None and self.recipe.prepare == "standardise"
 
     @property
     def judged(self) -> Split:
@@ -115,7 +120,9 @@ class Rows:
         for i, one in enumerate(splits):
             if one.labels is not None:
                 mine = self.split == i
-                found[mine] = np.asarray(one.labels)[self.index[mine]]
+                # An unknown label is −1, or NaN among real numbers.
+                labels = np.nan_to_num(np.asarray(one.labels, dtype=float), nan=-1.0)
+                found[mine] = labels[self.index[mine]]
         return found if (found >= 0).any() else None
 
     def numbers(self) -> np.ndarray:
@@ -126,8 +133,3 @@ class Rows:
                 mine = self.split == i
                 found[mine] = one.numbers[self.index[mine]]
         return found
-
-
-def without_lengths(data: Mapping[str, Any]) -> list[str]:
-    """The variables among the data, without the lengths of sequences."""
-    return [name for name in data if name not in (LENGTHS, STEPS)]

@@ -84,7 +84,7 @@ def _data(recipe: Recipe | None) -> list[list[str]]:
         "data": Path(recipe.data).name,
         "preparation": recipe.prepare,
         "validation": recipe.validation and Path(recipe.validation).name,
-        "held out": f"{recipe.hold_out:.0%} of the rows" if recipe.hold_out else None,
+        "held out": f"{100 * recipe.hold_out:.3g} % of the rows" if recipe.hold_out else None,
         "missing cells": ", ".join(map(str, recipe.missing)) if recipe.missing else None,
         "steps of the longest sequence": recipe.steps,
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from aevb.tables.schema import Schema
 from aevb.tables.tail_probabilities import TailProbabilities
 from aevb.training.run import Run, load_run
 from aevb.training.run_folder import SCHEMA
+
+if TYPE_CHECKING:
+    from aevb.page.notebook import Page
 
 DRAWS = 200  # of the latents, where the posterior is not exact
 AT_ONCE = 2**23  # numbers per array: entries of the rows of a part, for all values of the classes
@@ -311,6 +314,12 @@ class TableModel:
 
     # Files ----------------------------------------------------------------------------------------
 
+    def page(self, frame: Any, *, out: str | Path | None = None, rows: int | None = None) -> Page:
+        """Make a page to look at this model and the rows of a frame; see :meth:`Run.page`."""
+        from aevb.page.notebook import page_of_table
+
+        return page_of_table(self, frame, out=out, rows=rows)
+
     def save(self, folder: str | Path) -> None:
         """Write the model and ``schema.json`` into a folder, which :func:`load_table` reads."""
         self.model.save(folder)
@@ -381,7 +390,11 @@ def _schema_beside(schema: Schema, folder: Path) -> Iterator[None]:
 
 
 def _read_schema(folder: Path) -> Schema:
-    return Schema.from_json(json.dumps(read_json(folder / SCHEMA, LONGEST_BESIDE)))
+    try:
+        record = read_json(folder / SCHEMA, LONGEST_BESIDE)
+    except ValueError as error:
+        raise ValueError(f"{folder / SCHEMA} is damaged: {str(error).rstrip('.')}.") from None
+    return Schema.from_json(json.dumps(record))
 
 
 def _check_same(schema: Schema, there: Schema, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ from aevb.training.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from aevb.page.notebook import Page
 
 
 @dataclass
@@ -150,6 +153,33 @@ class Run:
         if path is not None:
             figure.savefig(path, dpi=130)
         return figure
+
+    def page(
+        self,
+        data: Mapping[str, Any] | None = None,
+        labels: Any = None,
+        *,
+        image: tuple[int, ...] | None = None,
+        out: str | Path | None = None,
+        rows: int | None = None,
+    ) -> Page:
+        """Make a page to look at this run: findings, curves, latent map, clusters and checks.
+
+        A notebook shows the page inline, and ``page.save(path)`` or ``out`` writes it as one HTML
+        file. ``data`` are the rows to show, as for :func:`fit`; rows that the model was not trained
+        on judge it better. ``labels`` are class numbers [N], −1 where unknown. ``image`` is the
+        shape of an image, such as (28, 28), if the rows are images. ``rows`` is the largest number
+        of rows on the map.
+
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> fit(model, {"x": x}, steps=20).page({"x": x})
+        Page of run; page.save('page.html') writes it
+        """
+        from aevb.page.notebook import page_of_run
+
+        return page_of_run(self, data, labels, image=image, out=out, rows=rows)
 
 
 def load_run(out: str | Path, which: str = "best") -> Model:

@@ -1,0 +1,169 @@
+"""Pages in notebooks: the page of a run in memory, shown inline or saved as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from aevb.estimate.keys import LENGTHS, STEPS
+from aevb.model import Model
+from aevb.page.html import document, page, write_page
+from aevb.page.sections import MOST_ROWS, Opened, run_section
+from aevb.page.subject import Split, Subject
+from aevb.tables.fitted import TableModel
+from aevb.training.run import Run
+
+HEIGHT = 860  # pixels of a page in a notebook
+SMALLEST_IMAGE = 8  # pixels per side of a square that is taken for an image
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a run. A notebook shows it inline; :meth:`save` writes it as one file.
+
+    ``content`` is the data of the page, and ``problems`` says what could not be computed.
+    """
+
+    content: dict[str, Any]
+
+    @property
+    def problems(self) -> list[str]:
+        return [text for run in self.content["runs"] for text in run["problems"]]
+
+    @property
+    def html(self) -> str:
+        """The page as one HTML document."""
+        return page(self.content)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page as one .html file, and return its path."""
+        out = Path(path)
+        if out.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"{out} is no HTML file. Name one, e.g. page.save('page.html').")
+        write_page(self.content, out)
+        return out
+
+    def __repr__(self) -> str:
+        names = ", ".join(run["name"] for run in self.content["runs"])
+        return f"Page of {names}; page.save('page.html') writes it"
+
+    def _repr_html_(self) -> str:
+        # The page runs apart from the notebook: it can read and change nothing of it.
+        frame = Markup(
+            '<iframe srcdoc="{}" sandbox="allow-scripts allow-downloads" title="{}" width="100%" '
+            'height="{}" style="border: 0"></iframe>'
+        )
+        return str(frame.format(self.html, repr(self), HEIGHT))
+
+
+def page_of_run(
+    run: Run,
+    data: Mapping[str, Any] | None,
+    labels: Any,
+    *,
+    image: tuple[int, ...] | None,
+    out: str | Path | None,
+    rows: int | None,
+) -> Page:
+    """Make the page of a run on rows; see :meth:`aevb.training.run.Run.page`."""
+    graph = run.model.graph
+    if data is None:
+        first = ", ".join(f'"{name}": {name.upper()}' for name in (*graph.observed, *graph.given))
+        command = run.out is not None and (run.out / "data.json").is_file()
+        also = f" `aevb page {run.out}` reads those of the training." if command else ""
+        raise ValueError(f"A page shows rows: run.page({{{first}}}).{also}")
+    if not isinstance(data, Mapping):
+        raise ValueError(
+            f"data are arrays by variable, such as {{{graph.observed[0]!r}: X}}; got a "
+            f"{type(data).__name__}."
+        )
+    if labels is None:
+        labels = _known_classes(run.model, data)
+    elif np.ndim(labels) != 1:
+        raise ValueError(f"labels are class numbers [N], got shape {np.shape(labels)}.")
+    subject = Subject(
+        run.out.resolve().name if run.out is not None else "run",
+        run.model,
+        [Split("", data, None if labels is None else np.asarray(labels))],
+        run.out,
+        run,
+        image=image if image is not None else _image(run.model, data),
+    )
+    n = subject.source(0).n
+    if labels is not None and len(labels) != n:
+        raise ValueError(f"There are {n} rows, but {len(labels)} labels.")
+    if image is not None and int(np.prod(image)) != graph.size(graph.observed[0]):
+        raise ValueError(
+            f"image={image} has {int(np.prod(image))} pixels, but {graph.observed[0]} has "
+            f"{graph.size(graph.observed[0])} entries."
+        )
+    return _page(subject, run, out, rows)
+
+
+def page_of_table(
+    table: TableModel, frame: Any, *, out: str | Path | None, rows: int | None
+) -> Page:
+    """Make the page of a model of a table; see :meth:`aevb.TableModel.page`."""
+    import narwhals as nw
+
+    whole = nw.from_native(frame, eager_only=True)
+    known = whole.select([name for name in whole.columns if name in table.schema]).to_native()
+    folder = table.folder
+    subject = Subject(
+        folder.resolve().name if folder is not None else "table",
+        table.model,
+        [Split("", table.schema.encode(known), None, None, whole.to_arrow())],
+        folder,
+        table.run,
+        schema=table.schema,
+    )
+    return _page(subject, table.run, out, rows)
+
+
+def _page(subject: Subject, run: Run | None, out: str | Path | None, rows: int | None) -> Page:
+    opened = Opened(
+        subject.name,
+        subject.folder,
+        subject.model,
+        run,
+        [] if run is None else run.rows,
+        subject=subject,
+    )
+    found = Page(document([run_section(opened, rows=MOST_ROWS if rows is None else rows)]))
+    if out is not None:
+        found.save(out)
+    return found
+
+
+def _known_classes(model: Model, data: Mapping[str, Any]) -> np.ndarray | None:
+    """The known values of a latent class in the data, which serve as labels."""
+    graph = model.graph
+    for name in graph.latents:
+        if graph.rule("p", name).spec.categorical and name in data and np.ndim(data[name]) == 1:
+            return np.asarray(data[name])
+    return None
+
+
+def _image(model: Model, data: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The shape of rows that are images: as declared, as the data have it, or a square of pixels.
+
+    A square is taken for an image if it is large and all its numbers lie from 0 to 1.
+    """
+    graph, name = model.graph, model.graph.observed[0]
+    if graph.timed[name] or LENGTHS in data or STEPS in data:
+        return None
+    shape = graph.shapes[name] if len(graph.shapes[name]) > 1 else np.shape(data[name])[1:]
+    if len(shape) > 1:
+        shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+        return tuple(shape) if len(shape) == 2 or (len(shape) == 3 and shape[0] == 3) else None
+    side = round(graph.size(name) ** 0.5)
+    values = np.asarray(data[name], dtype=float)
+    inside = bool(((values >= 0) & (values <= 1) | np.isnan(values)).all())
+    return (
+        (side, side) if side >= SMALLEST_IMAGE and side**2 == graph.size(name) and inside else None
+    )
