@@ -78,6 +78,10 @@ function findingItem(finding, context) {
       : h("span", {}));
 }
 
+// log p under Evidence is in the units of the data, the diagnosis in those of the model.
+const withUnits = (finding, checks) => (finding.kind === "elbo" && checks.shifted
+  ? { ...finding, text: `${finding.text} This is for standardised columns; log p under Evidence is in the units of the data.` } : finding);
+
 /** The findings of the doctor, the gravest first. */
 export function findingsPart(run, context = {}) {
   return part("findings", "Findings", run, (now) => {
@@ -89,7 +93,10 @@ export function findingsPart(run, context = {}) {
     const diagnosis = checks?.diagnosis;
     if (!diagnosis) return [waiting(now, "There is no diagnosis."), failed];
     const order = (one) => (LEVELS.indexOf(one.level) + LEVELS.length) % LEVELS.length;
-    const found = [...diagnosis.findings].sort((a, b) => order(a) - order(b));
+    const missed = (checks.predictive?.comparisons ?? []).filter((one) => one.extreme).map((one) => one.label);
+    const added = missed.length ? [{ level: "note", kind: "predictive check", about: "run", picture: "check", remedy: "",
+      text: `p does not reproduce ${missed.join(", ")} of the data (posterior predictive check).` }] : [];
+    const found = [...diagnosis.findings.map((one) => withUnits(one, checks)), ...added].sort((a, b) => order(a) - order(b));
     const grave = found.filter((one) => one.level !== "ok");
     const fine = found.filter((one) => one.level === "ok");
     const counts = LEVELS.slice(0, 3)
@@ -109,6 +116,9 @@ export function findingsPart(run, context = {}) {
   });
 }
 
+const summedLatents = (run) => (run.summary?.model?.latents ?? [])
+  .filter((one) => one.draw.startsWith("enumerate")).map((one) => one.name);
+
 // Evidence -----------------------------------------------------------------------------------------
 
 /** log p(x) of the rows, the bound by samples, and the parts of the gap. */
@@ -121,7 +131,7 @@ export function evidencePart(run) {
       evidence && evidenceWords(evidence),
       h("div", { class: "check-pair" },
         evidence?.histogram && evidencePicture(name, evidence),
-        curve && curvePicture(name, curve, evidence)),
+        curve && curvePicture(name, curve, evidence, summedLatents(now))),
       gap && gapWords(name, gap),
     ];
   });
@@ -149,11 +159,11 @@ function evidencePicture(name, evidence) {
       `${number(high)}, mean ${number(evidence.mean)}`,
   });
   return figure(fileName(name, "evidence"), drawing, "log p(x) per row, nats; the line is the mean", {
-    csv: () => ({ columns: ["row", "log p"], rows: Array.from(values, (value, i) => [i, value]) }),
+    csv: () => ({ columns: ["row", "log p"], rows: Array.from(values, (value, i) => [evidence.numbers.array[i], value]) }),
   });
 }
 
-function curvePicture(name, curve, evidence) {
+function curvePicture(name, curve, evidence, summed) {
   const drawing = lineChart({
     x: curve.ks, y: curve.mean, error: curve.error, logarithmic: true, xLabel: "samples per row",
     reference: evidence ? { value: evidence.mean, label: `log p(x) ${number(evidence.mean)}` } : null,
@@ -161,7 +171,8 @@ function curvePicture(name, curve, evidence) {
       `${number(curve.mean.at(-1))} with ${plural(curve.ks.at(-1), "sample")}`,
   });
   return figure(fileName(name, "bound-by-samples"), drawing,
-    "Importance-weighted bound by the number of samples; with one sample it is the ELBO", {
+    "Importance-weighted bound by the number of samples; with one sample it is " +
+      (summed.length ? `above the ELBO, because ${summed.join(", ")} is summed inside the logarithm` : "the ELBO"), {
       csv: () => ({
         columns: ["samples", "bound", "standard error"],
         rows: curve.ks.map((k, i) => [k, curve.mean[i], curve.error[i]]),
@@ -245,7 +256,7 @@ function latentPicture(name, latent) {
   const title = h("h3", {}, `${latent.name}: ${number(latent.kl)} nats per example${each}`);
   if (latent.classes) {
     const drawing = bars({
-      items: latent.classes.map((share, i) => ({ label: String(i), value: share })),
+      items: latent.classes.slice(0, MOST_ENTRIES).map((share, i) => ({ label: String(i), value: share })),
       label: `Share of the rows in each of the ${latent.classes.length} classes of ${latent.name}`,
       xLabel: "share of the rows",
       marker: 1 / latent.classes.length,
@@ -263,7 +274,7 @@ function latentPicture(name, latent) {
   const used = active === null ? null : active.reduce((sum, one) => sum + one, 0);
   const drawing = bars({
     items: order.slice(0, MOST_ENTRIES).map((i) => ({
-      label: `${latent.name}[${i}]`, value: measure[i], pale: active !== null && !active[i],
+      label: latent.size === 1 ? latent.name : `${latent.name}${i + 1}`, value: measure[i], pale: active !== null && !active[i],
     })),
     label: `${kl ? "KL" : "Activity"} of the entries of ${latent.name}, the largest first`,
     xLabel: kl ? "KL, nats per example" : "activity (variance of the posterior mean / of the prior)",
@@ -276,7 +287,7 @@ function latentPicture(name, latent) {
   return [title, figure(fileName(name, latent.name, "entries"), drawing, caption || "Entries", {
     csv: () => ({
       columns: ["entry", "kl", "activity", "active"],
-      rows: order.map((i) => [i, kl?.[i] ?? null, activity?.[i] ?? null, active?.[i] ?? null]),
+      rows: order.map((i) => [i + 1, kl?.[i] ?? null, activity?.[i] ?? null, active?.[i] ?? null]),
     }),
   })];
 }
@@ -314,7 +325,7 @@ function entries(name, latent, ranks, n) {
   });
   found.sort((a, b) => b.far - a.far);
   return found.map(({ i, counts }) => () => {
-    const title = d === 1 ? latent : `${latent}[${i}]`;
+    const title = d === 1 ? latent : `${latent}${i + 1}`;
     const outside = counts.filter((count) => count < band[0] || count > band[1]).length;
     const drawing = histogram({
       counts, low: 0, high: 1, band, xTicks: 2,

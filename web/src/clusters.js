@@ -37,7 +37,7 @@ function card(map, found, one, total, mapPart) {
   return h("article", { class: "panel cluster" },
     h("h3", {}, dot, ` ${found.latent} = ${one.number}`, h("span", { class: "quiet" }, ` ${plural(one.size, "row")}, ${number((100 * one.size) / total, 2)} %`)),
     h("p", {}, `Mean certainty ${number(one.certainty, 3)}. `,
-      one.labels ? `Labels: ${one.labels.slice(0, 4).map(([k, n]) => `${k} (${n})`).join(", ")}. ` : "",
+      one.labels?.length ? `${number((100 * one.labels[0][1]) / one.size, 2)} % have label ${one.labels[0][0]}; labels: ${one.labels.map(([k, n]) => `${k} (${n})`).join(", ")}. ` : "",
       mixed > 0.2 ? h("strong", { class: "warn" }, `Mixes labels ${one.labels[0][0]} and ${one.labels[1][0]}. `) : null,
       h("button", { type: "button", class: "tiny", on: { click: () => {
         const colour = map.colours.find((c) => c.name === found.colour);

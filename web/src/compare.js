@@ -60,7 +60,7 @@ function table(comparison) {
     comparison.what && h("p", {}, `${comparison.what}.`),
     h("div", { class: "table-box" }, h("table", {},
       h("thead", {}, h("tr", {}, [
-        "model", "log p", "difference", "verdict", "p", "q", "seconds", "method",
+        "model", "log p", "difference", "verdict", "parameters of p", "of q", "seconds", "method",
       ].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, rows))),
     models.length > 1 && differences(models),

@@ -531,7 +531,7 @@ class Curves {
         label: `${title}: ${lines.map((line) => inWords(line.label, line.y)).join("; ")}.`,
         marks: main ? this.curves.events.map((event) => ({ x: this.at(event.step) })) : [],
         point: main && best && lines.some((line) => line.label.endsWith("validation"))
-          ? { x: this.at(best.step), y: best.value, label: `best ${number(best.value)}` } : null,
+          ? { x: this.at(best.step), y: best.value, label: `best ${number(best.value)} at step ${number(best.step)}` } : null,
         reference: main && Number.isFinite(evidence?.mean)
           ? { value: evidence.mean, label: `log p(x) ${number(evidence.mean)}` } : null,
       });

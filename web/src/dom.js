@@ -54,7 +54,7 @@ export function number(value, digits = 4) {
   if (Number.isInteger(value) && size < 1e15) text = value.toLocaleString("en");
   else if (size !== 0 && (size >= 1e7 || size < 1e-4)) text = value.toExponential(digits - 1);
   else text = Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 8 });
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
 }
 
 export const plural = (count, word) =>

@@ -85,7 +85,8 @@ export class Explorer {
   }
 
   buildControls() {
-    const choice = (variable, given) => select(`${variable.name}${given ? " (given)" : ""}`,
+    const choice = (variable, given) => select(
+      `${variable.name}${given ? " (given)" : variable.name === "part" ? " of the density (no cluster)" : ""}`,
       [...(given ? [] : [["", "as p expects"]]),
         ...Array.from({ length: variable.size }, (_, k) => [k, `${k}`])],
       "", (value) => {
@@ -138,7 +139,7 @@ export class Explorer {
             input: () => {
               const values = Float32Array.from(this.values[latent.name] ?? new Float32Array(latent.size));
               values[j] = Number(input.value);
-              this.set(latent.name, values, { alone: true });
+              this.set(latent.name, values, { alone: true, from: "Set by hand." });
             },
           },
         });

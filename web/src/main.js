@@ -191,6 +191,9 @@ class Page {
 
   retheme() {
     for (const part of Object.values(this.parts)) part.theme?.();
+    // Thumbnails are painted in the colours of the theme.
+    if (this.mapPart) this.put("clusters", this.guard("clusters", () => clustersPart(this.run, this.mapPart)));
+    this.put("sequences", this.guard("sequences", () => this.run.map?.spaces && sequencesPart(this.run)));
   }
 }
 

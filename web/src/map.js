@@ -125,7 +125,10 @@ export class MapPart {
       this.camera.scale = 0;
       this.camera.x = this.camera.y = 32768;
       this.context.state.set({ view: key, x: null, y: null, zoom: null });
+      // Another view of the same latent has the same points, so that a group can be found again.
+      const before = this.selection;
       this.clearSelection();
+      if (before && before.space === this.spaceIndex) this.select(before.mask, before.count, before.what);
     }
     this.cross = null;
     const decode = this.toolbar.querySelector("[data-tool=decode]");
@@ -192,7 +195,26 @@ export class MapPart {
     const bar = h("span", { class: "scale" });
     bar.style.setProperty("background", `linear-gradient(to right, ${stops})`);
     this.legend.append(h("strong", {}, colour.name), h("span", {}, `≤ ${number(colour.from, 4)}`), bar,
-      h("span", {}, `≥ ${number(colour.to, 4)}`), h("span", { class: "quiet" }, colour.note ?? "", " Grey: none."));
+      h("span", {}, `≥ ${number(colour.to, 4)}`), h("span", { class: "quiet" }, colour.note ?? "", " Grey: none."),
+      this.extremes(colour, "Lowest", 1), this.extremes(colour, "Highest", -1));
+  }
+
+  // The rows with the smallest or largest numbers, as buttons.
+  extremes(colour, text, sign) {
+    const worst = [];
+    const { array } = colour.values;
+    for (let row = 0; row < array.length; row++) {
+      if (array[row] === 65535) continue;
+      const key = sign * array[row];
+      if (worst.length < 3 || key < worst.at(-1)[0]) {
+        worst.push([key, row]);
+        worst.sort((a, b) => a[0] - b[0]);
+        worst.length = Math.min(worst.length, 3);
+      }
+    }
+    return h("span", {}, `${text}: `, worst.map(([, row]) => h("button", { type: "button", class: "tiny", on: {
+      click: () => this.pin(this.rows ? this.rows.indexOf(row) : row),
+    } }, `${this.contents.name(row)} (${number(valueAt(colour, row), 4)})`)));
   }
 
   // Drawing --------------------------------------------------------------------------------------
@@ -242,6 +264,7 @@ export class MapPart {
 
   drawOver() {
     clear(this.over);
+    if (!this.camera.width) return;
     const { width, height } = this.camera;
     if (!width) return; // the map is not on the page yet
     const view = this.view;
@@ -287,7 +310,13 @@ export class MapPart {
       this.lasso(Array.from({ length: corners.length / 2 }, (_, i) => [corners[2 * i], corners[2 * i + 1]]));
     }
     const row = state.whole("row");
-    if (row !== null && row < this.points.count) queueMicrotask(() => this.pin(row));
+    if (row !== null && row < this.points.count) {
+      queueMicrotask(() => {
+        this.pin(row);
+        const other = state.whole("other");
+        if (other !== null && other < this.points.count) this.pin(other, true);
+      });
+    }
   }
 
   // Pointer and keyboard -------------------------------------------------------------------------
@@ -432,8 +461,10 @@ export class MapPart {
   }
 
   pin(point, second = false) {
-    if (second && this.pinned >= 0) this.other = point;
-    else {
+    if (second && this.pinned >= 0) {
+      this.other = point;
+      this.context.state.set({ other: point });
+    } else {
       this.pinned = point;
       this.context.state.set({ row: point });
     }
@@ -570,7 +601,7 @@ export class MapPart {
   }
 
   select(mask, count, what) {
-    this.selection = count ? { mask, count, what } : null;
+    this.selection = count ? { mask, count, what, space: this.spaceIndex } : null;
     announce(`${plural(count, "point")} selected`);
     this.showSelection();
     this.redraw();
@@ -630,13 +661,24 @@ export class MapPart {
   }
 
   csv() {
-    const columns = ["row", this.view.x || "x", this.view.y || "y", ...this.map.colours.map((c) => c.name)];
+    const { splits, split } = this.map.rows, { step } = this.space;
+    const cells = new Map((this.contents.contents.columns ?? []).map((column) => [column.name, column]));
+    // The map rounds numbers for their colours; the cells have them as they are.
+    const value = (colour, row) => {
+      const cell = cells.get(colour.name), place = this.contents.place(row);
+      if (cell?.numbers && place >= 0) return valueAt(cell.numbers, place);
+      return colour.kind === "class" ? colour.levels[colour.values.array[row]] ?? "" : valueAt(colour, row);
+    };
+    // The split is the first column already. A table may have a column of that name, too.
+    const own = split ? this.map.colours.findIndex((c) => c.name === "split") : -1;
+    const colours = this.map.colours.filter((_, k) => k !== own);
+    const columns = ["split", "row", ...(step ? ["step"] : []), this.view.x || "x", this.view.y || "y", ...colours.map((c) => c.name)];
     const rows = function* rows(map) {
       for (let i = 0; i < map.points.count; i++) {
         if (map.selection && !map.selection.mask[i]) continue;
         const row = map.rowOf(i);
-        yield [map.map.rows.numbers?.array[row] ?? row, valueAt(map.view.across, i), valueAt(map.view.up, i),
-          ...map.map.colours.map((c) => (c.kind === "class" ? c.levels[c.values.array[row]] ?? "" : valueAt(c, row)))];
+        yield [splits[split ? split.array[row] : 0], map.map.rows.numbers?.array[row] ?? row, ...(step ? [step.array[i]] : []),
+          valueAt(map.view.across, i), valueAt(map.view.up, i), ...colours.map((c) => value(c, row))];
       }
     };
     return { columns, rows: [...rows(this)] };

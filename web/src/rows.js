@@ -178,7 +178,8 @@ function image(values, shape, size) {
 export function sequence(variable, values, { size = 160, mark = null, start = null } = {}) {
   const d = variable.shape.at(-1);
   let steps = values.length / d;
-  while (steps > 1 && Number.isNaN(values[(steps - 1) * d])) steps--;
+  const missing = (t) => values.subarray(t * d, (t + 1) * d).every(Number.isNaN);
+  while (steps > 1 && missing(steps - 1)) steps--;
   if (d > 6) {
     const flat = new Float64Array(steps * d);
     let low = Infinity, high = -Infinity;
@@ -211,12 +212,12 @@ export function lines(curves, { size = 160, mark = null, start = null, names = n
     }
   }
   if (!(high > low)) { low -= 1; high += 1; }
-  const x = (t) => 34 + (t / last) * (width - 42), y = (v) => 8 + ((high - v) / (high - low)) * (height - 28);
+  const x = (t) => 48 + (t / last) * (width - 56), y = (v) => 8 + ((high - v) / (high - low)) * (height - 28);
   const drawing = s("svg", {
     class: "lines", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": label || `sequence of ${last + 1} steps from ${number(low, 3)} to ${number(high, 3)}`,
   });
-  for (const { values, steps, d, faint, from = 0 } of curves) {
+  for (const { values, steps, d, faint, dashed, from = 0 } of curves) {
     for (let j = 0; j < d; j++) {
       let path = "", pen = false;
       for (let t = from; t < steps; t++) {
@@ -227,7 +228,7 @@ export function lines(curves, { size = 160, mark = null, start = null, names = n
       }
       drawing.append(s("path", {
         d: path, fill: "none", stroke: rgb(classColour(j)), "stroke-width": faint ? 0.8 : 1.8,
-        "stroke-opacity": faint ? 0.55 : 1,
+        "stroke-opacity": faint ? 0.55 : 1, "stroke-dasharray": dashed ? "4 3" : null,
       }, s("title", {}, names ? names[j] ?? `${j}` : `${j}`)));
     }
   }
@@ -237,9 +238,9 @@ export function lines(curves, { size = 160, mark = null, start = null, names = n
     }
   }
   drawing.append(
-    s("text", { x: 30, y: 14, class: "tick", "text-anchor": "end" }, number(high, 3)),
-    s("text", { x: 30, y: height - 22, class: "tick", "text-anchor": "end" }, number(low, 3)),
-    s("text", { x: 34, y: height - 5, class: "tick" }, "step 0"),
+    s("text", { x: 44, y: 14, class: "tick", "text-anchor": "end" }, number(high, 3)),
+    s("text", { x: 44, y: height - 22, class: "tick", "text-anchor": "end" }, number(low, 3)),
+    s("text", { x: 48, y: height - 5, class: "tick" }, "step 0"),
     s("text", { x: width - 8, y: height - 5, class: "tick", "text-anchor": "end" }, `${last}`));
   return drawing;
 }

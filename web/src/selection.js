@@ -25,7 +25,7 @@ export function selectionPanel(panel, map) {
   if (found.length) {
     panel.append(h("table", { class: "cells" },
       h("caption", {}, "What they share, against the other rows; largest differences first"),
-      h("thead", {}, h("tr", {}, ["", "selected", "others", "difference"].map((text) => h("th", { scope: "col" }, text)))),
+      h("thead", {}, h("tr", {}, ["", "selected", "others", "effect size"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, found.slice(0, SHOWN).map(({ name, mine, theirs, effect }) => h("tr", {},
         h("th", { scope: "row" }, name), h("td", {}, mine), h("td", {}, theirs), h("td", {}, effect))))));
   }

@@ -33,18 +33,25 @@ function continuations(map, found) {
   const shown = Array.from({ length: rows }, (_, r) => {
     const curves = Array.from({ length: draws }, (_, k) => ({ values: at(r, k), steps, d, faint: true, from: found.start - 1 }));
     const past = { values: at(r, 0).slice(0, found.start * d), steps: found.start, d };
-    const picture = d <= 6 ? lines([...curves, past], { size: 130, start: found.start - 1, names: variable?.columns, label: `row ${found.rows[r]} with ${draws} continuations` })
+    const true_ = { values: valuesOf(found.data, r * steps * d, steps * d), steps, d, dashed: true, from: found.start - 1 };
+    const picture = d <= 6 ? lines([...curves, past, true_], { size: 130, start: found.start - 1, names: variable?.columns, label: `row ${found.rows[r]} with ${draws} continuations` })
       : h("div", { class: "strip" }, Array.from({ length: Math.min(4, draws) }, (_, k) =>
         sequence({ shape: [0, steps, d], columns: variable?.columns }, at(r, k), { size: 90, mark: found.start - 0.5 })));
-    return h("div", { class: "tile wide" }, picture, h("span", { class: "quiet" }, `row ${map.rows.numbers?.array[found.rows[r]] ?? found.rows[r]}`));
+    return h("div", { class: "tile wide" }, picture, h("span", { class: "quiet" }, nameOf(map, found.rows[r])));
   });
   const figure = h("figure", { class: "picture" }, h("div", { class: "strip" }, shown),
-    h("figcaption", {}, `Continuations: up to step ${found.start - 1} the data, from there on ${draws} draws of p. The latents before the line are drawn from the posterior.`));
+    h("figcaption", {}, `Continuations: up to step ${found.start - 1} the data, from there on ${draws} draws of p${d <= 6 ? "; the dashed line is what the data did" : ""}. The latents before the line are drawn from the posterior given the past.`));
   pictureTools(figure, { name: "continuations", csv: () => ({ columns: ["row", "draw", "step", "entry", "value"],
     rows: Array.from({ length: rows * draws }, (_, rk) => [...at(Math.floor(rk / draws), rk % draws)].map((v, i) =>
-      [found.rows[Math.floor(rk / draws)], rk % draws, Math.floor(i / d), i % d, v])).flat() }) });
+      [nameOf(map, found.rows[Math.floor(rk / draws)]), rk % draws, Math.floor(i / d), i % d, v])).flat() }) });
   return figure;
 }
+
+const nameOf = (map, row) => {
+  const { splits, split, numbers } = map.rows;
+  const which = splits[split ? split.array[row] : 0];
+  return `${which ? `${which} ` : ""}row ${numbers?.array[row] ?? row}`;
+};
 
 function latentPaths(map, spaces) {
   const pictures = spaces.flatMap((space) => {

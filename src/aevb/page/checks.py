@@ -36,6 +36,7 @@ from aevb.page.packing import pack
 from aevb.predictive import predictive_check
 from aevb.predictive.replicate import as_array, some_rows
 from aevb.runtime.checked_files import DataWarning
+from aevb.tables.declarations import PART
 from aevb.training.run import Run
 
 ROWS = 1000  # rows for the diagnosis, the use of the latents and the calibration
@@ -88,6 +89,7 @@ def checks(
     progress: Callable[[str], None] | None = None,
     quick: bool = False,
     log_jacobian: Tensor | None = None,
+    numbers: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Return all checks of a model on rows, as plain data and packed arrays.
 
@@ -103,6 +105,7 @@ def checks(
         quick: Leave out the parts that take long: the gap and the bound by samples, the
             calibration, and the predictive check.
         log_jacobian: What to subtract from log p of each row for the units of the data, [N].
+        numbers: The numbers of the rows in their file, from 0, [N].
 
     A part that fails is None, and ``problems`` says why. Warnings about the data are there too.
     """
@@ -112,7 +115,7 @@ def checks(
     )
     rows: _Rows | None = None
     with parts.part("rows"):
-        rows = _Rows.of(model, data, seed, log_jacobian)
+        rows = _Rows.of(model, data, seed, log_jacobian, numbers)
         found["rows"] = _described(rows.source.n, held_out)
     if rows is not None:
         found |= _examined(rows, data, run, labels, parts, calibrate=not quick)
@@ -177,6 +180,8 @@ def _estimated(rows: _Rows, parts: _Parts, *, quick: bool) -> dict[str, Any]:
         shift = rows.log_jacobian(most)
         estimate = log_evidence(model, batch, seed=seed)
         found["evidence"] = _evidence(replace(estimate, value=estimate.value.double() - shift))
+        found["evidence"]["numbers"] = pack(rows.numbers(most), "u4")
+        found["shifted"] = bool(rows.jacobian is not None and rows.jacobian.abs().max() > 0)
     if quick:
         return found
     if "evidence" in found and found["evidence"]["method"] == "importance":
@@ -262,19 +267,32 @@ class _Rows:
     source: Source
     seed: int
     jacobian: Tensor | None = None  # in the order of the rows
+    known_as: np.ndarray | None = None  # their numbers in their file
 
     @classmethod
-    def of(cls, model: Model, data: Mapping[str, Any], seed: int, jacobian: Tensor | None) -> _Rows:
+    def of(
+        cls,
+        model: Model,
+        data: Mapping[str, Any],
+        seed: int,
+        jacobian: Tensor | None,
+        known_as: np.ndarray | None,
+    ) -> _Rows:
         seen = Placed(
             {name: value for name, value in data.items() if name not in model.graph.latents},
             places_of(data),
         )
         source = open_source(model.graph, seen, model._parameter())
-        return cls(model, seen, source, seed, jacobian)
+        return cls(model, seen, source, seed, jacobian, known_as)
 
     def some(self, most: int) -> Batch:
         """The batch of all rows, or of ``most`` random ones."""
         return self.source.take(some_rows(self.source.n, most, self.seed))
+
+    def numbers(self, most: int) -> np.ndarray:
+        """The numbers of the rows of ``some(most)`` in their file or split, from 0."""
+        chosen = some_rows(self.source.n, most, self.seed).numpy()
+        return chosen if self.known_as is None else np.asarray(self.known_as[chosen])
 
     def log_jacobian(self, most: int) -> Tensor | float:
         """What to subtract from log p of ``some(most)`` for the units of the data."""
@@ -318,6 +336,8 @@ def _diagnosis(model: Model, found: Diagnosis) -> dict[str, Any]:
 
 
 def _picture(model: Model, finding: Finding) -> str | None:
+    if finding.about == PART:  # parts of a density are no clusters
+        return None
     if finding.kind == "collapse" and _is_class(model, finding.about):
         return "clusters"
     return PICTURES.get(finding.kind)

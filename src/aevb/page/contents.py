@@ -17,7 +17,7 @@ from aevb.page.packing import pack, quantised
 from aevb.page.subject import Rows, Subject
 from aevb.tables.schema import Schema
 
-BUDGET = 12 * 2**20  # most bytes of all rows, before they are deflated
+BUDGET = 8 * 2**20  # most bytes of all rows, before they are deflated
 LEVELS = 5000  # most different texts of a column, if they do not fit into
 TEXTS, ALL_TEXTS = 2**21, 2**23  # characters: of one column, and of all columns
 GREY_ROWS = 1000  # rows that tell the range of an image's pixels

@@ -86,8 +86,14 @@ def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
             among, values = found
             keep("log p", at[among], values.double().cpu() - shift[torch.from_numpy(among)])
     if "log p" in numbers and "ELBO" in numbers:
-        numbers["gap"] = numbers["log p"] - numbers["ELBO"]
+        gap = numbers["log p"] - numbers["ELBO"]
+        # Less than this is rounding: an exact posterior has no gap.
+        numbers["gap"] = np.where(np.abs(gap) < 1e-6, 0.0, gap)
     notes = dict.fromkeys(("log p", "gap"), log_p.note) if log_p is not None and log_p.note else {}
+    if "gap" in notes:
+        notes["gap"] = f"log p {notes['gap']}; noise of both estimates can make a gap negative"
+    if rows.subject.schema is not None:
+        notes["log p"] = f"{notes.get('log p', '')} a missing cell adds no term".strip()
     if rows.subject.schema is not None or rows.subject.standardised:
         notes["reconstruction error"] = f"of {graph.observed[0]}, in units of the model"
     order = ("log p", "ELBO", "gap", "reconstruction error")

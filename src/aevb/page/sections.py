@@ -177,6 +177,7 @@ def checks_section(subject: Subject, tell: Progress, *, seed: int = 0) -> dict[s
         seed=seed,
         progress=tell,
         log_jacobian=torch.cat(shifts),
+        numbers=judged.numbers(),
     )
 
 

@@ -63,10 +63,12 @@ def pack_continuations(rows: Rows, seed: int) -> dict[str, Any] | None:
         "last" in rules for rules in (*graph.p.values(), *graph.q.values())
     ):
         return None
-    found = _whole_rows(rows)
+    # Rows that the model was not trained on, if there are any.
+    judged = np.flatnonzero(rows.split == rows.split.max())
+    found = _whole_rows(rows.some(judged))
     if found is None:
         return None
-    at, batch = found
+    at, batch = judged[found[0]], found[1]
     steps = batch[name].shape[0]
     if steps < 2:
         return None
@@ -76,12 +78,14 @@ def pack_continuations(rows: Rows, seed: int) -> dict[str, Any] | None:
         drawn = continued(model, batch, start, seed + k)[name]
         draws.append(drawn.expand(steps, len(at), -1).transpose(0, 1).double().cpu().numpy())
     values = shown(subject, name, np.stack(draws, 1))
+    data = batch[name].transpose(0, 1).double().cpu().numpy()
     return {
         "variable": name,
         "rows": at.tolist(),
         "start": start,
         "shape": list(values.shape),
         "numbers": pack_numbers(values),
+        "data": pack_numbers(shown(subject, name, data)),
     }
 
 
