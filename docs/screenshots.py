@@ -22,7 +22,7 @@ def main(run: str) -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(viewport={"width": 1240, "height": 860}, device_scale_factor=1.5)
+        page = browser.new_page(viewport={"width": 1240, "height": 1130}, device_scale_factor=1.5)
         page.goto(page_file.as_uri())
         page.wait_for_function("window.aevb?.mapPart?.draws > 0")
         page.evaluate("document.getElementById('map').scrollIntoView()")

@@ -1,8 +1,9 @@
 // A scatter plot of up to millions of points, drawn by the processor into an image.
 //
-// Points are pairs of 16-bit numbers. A loop over a million of them takes some 35 ms on one core,
-// wherever the page is opened; WebGL without a graphics card takes ten times as long
-// (benchmarks/page_map.mjs compares both).
+// Points are pairs of 16-bit numbers. A loop over a million of them takes some 30 ms on one core,
+// wherever the page is opened (the first two loops take longer, until the browser has compiled
+// them); WebGL without a graphics card takes ten times as long. benchmarks/page_map.mjs compares
+// both.
 
 export class Points {
   // across, up: Uint16Array of quantised coordinates.
