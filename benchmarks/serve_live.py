@@ -2,19 +2,23 @@
 
 python benchmarks/serve_live.py                              # about twelve minutes
 python benchmarks/serve_live.py --minutes 60 --browser --json serve_live.json
-python benchmarks/serve_live.py --only latency memory        # half a minute
+python benchmarks/serve_live.py --only latency memory screen # one minute
 
-"steps": the same run is trained in turn alone and with a server and a client beside it, which gets
-all rows, the summary and the latent map of each checkpoint. Every run is a process of its own. The
-order of the two sides changes from pair to pair. Steps per second are those of the run's own clock,
-between its second and its last tenth ("whole") and in its second half, when the page has its first
-map ("later"): a page that is opened costs some seconds of CPU time once, to import torch and to
-compute that map. A ratio is the mean of the pairs' ratios, with its standard error. It needs a
-machine without other load; the load average is printed first.
+"steps": one run trains beside a server. In turns (off, on, on, off) no page is open, or a client
+that gets all rows, ten a second, and the latent maps, like a page. Steps per second are those of
+the run's own clock in each block. The ratio is the mean over groups of four blocks, with its
+standard error. The first page costs some seconds of CPU time once, to import torch and to compute
+its map; they are reported apart, and as a share of the CPU time of all cores. With --browser,
+Chromium shows the page on the same machine, too. It needs a machine without other load; the load
+average is printed first.
 
 "latency": a history grows by one line at a time, and a line has the time at which it was written.
 
 "memory": a history grows to 100,000 rows while a client reads all of them.
+
+"screen": the same in Chromium, on the page itself. A row is on the screen when the frame after the
+redraw of its curve begins. Chromium's memory is that of the page's heap and arrays. It needs
+playwright.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import json
 import math
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -36,9 +41,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MEASURES = ("steps", "latency", "memory")
+MEASURES = ("steps", "latency", "memory", "screen")
 AEVB = [sys.executable, "-m", "aevb"]
-CHECKPOINTS = 8  # in each run
 
 
 class Page:
@@ -47,6 +51,7 @@ class Page:
     def __init__(self, port: int, on_rows: Callable[[dict[str, Any]], None], parts: bool) -> None:
         self.port, self.on_rows, self.parts = port, on_rows, parts
         self.rows, self.fetched, self.bytes = 0, 0, 0
+        self.answered: list[str] = []
         self.ended = False
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
@@ -83,6 +88,7 @@ class Page:
         try:
             connection.request("GET", f"/api/runs/0/{part}")
             self.bytes += len(connection.getresponse().read())
+            self.answered.append(part)
         except OSError:  # the server has ended
             pass
         finally:
@@ -133,34 +139,94 @@ def browser(port: int) -> Iterator[None]:
 # Steps per second ---------------------------------------------------------------------------------
 
 
-def train(folder: Path, model: str, data: str, steps: int) -> dict[str, float]:
-    """Train, and return the steps per second of the whole run and of its second half."""
+def train(folder: Path, model: str, data: str, steps: int) -> list[dict[str, Any]]:
+    """Train to the end, and return the rows of the history that have a time."""
     command = [*AEVB, "train", model, "--data", data, "--steps", str(steps), "--out", str(folder)]
-    command += ["--checkpoint-every", str(max(1, steps // CHECKPOINTS))]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return timed_rows(folder)
+
+
+def timed_rows(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if "seconds" in row]
-    last = [row for row in rows if row["step"] <= 0.95 * steps][-1]
-    found = {}
-    for name, start in (("whole", 0.1), ("later", 0.5)):
-        first = next(row for row in rows if row["step"] >= start * steps)
-        found[name] = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
-    return found
+    return [row for row in map(json.loads, lines) if "seconds" in row]
 
 
-def pair(folder: Path, arguments: argparse.Namespace, steps: int, served: bool) -> dict[str, Any]:
-    if not served:
-        return {"speed": train(folder, arguments.model, arguments.data, steps)}
-    with serving(folder) as (port, process):
-        page = Page(port, lambda _: None, parts=True)
-        with browser(port) if arguments.browser else _nothing():
-            speed = train(folder, arguments.model, arguments.data, steps)
-        cpu, used = _cpu_seconds(process), [_cpu_seconds(child) for child in _children(process)]
-        page.ended = True
-        return {"speed": speed, "server": cpu, "children": used, "rows": page.rows} | {
-            "parts": page.fetched,
-            "bytes": page.bytes,
-        }
+@contextmanager
+def long_run(folder: Path, arguments: argparse.Namespace, speed: float) -> Iterator[None]:
+    """Train until the end of the block, with ten rows and a checkpoint each ten seconds."""
+    command = [*AEVB, "train", arguments.model, "--data", arguments.data, "--out", str(folder)]
+    command += ["--steps", str(round(speed * 600 * arguments.minutes)), "--log-every"]
+    command += [str(max(1, round(speed / 10))), "--checkpoint-every", str(round(10 * speed))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list((folder / "checkpoints").glob("step-*")):
+            time.sleep(0.2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_steps(place: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    probe = train(place / "probe", arguments.model, arguments.data, 2000)
+    last, first = probe[-1], probe[len(probe) // 2]
+    speed = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
+    folder = place / "run"
+    blocks = max(4, round(60 * arguments.minutes / arguments.seconds))
+    cuts, pages = [], []
+    with long_run(folder, arguments, speed), serving(folder) as (port, process):
+        began = time.monotonic()
+        first_page = Page(port, lambda _: None, parts=True)
+        while first_page.fetched < 2 or len(first_page.answered) < 2:
+            time.sleep(0.1)
+        first_page.ended = True
+        opened = time.monotonic() - began
+        start_cpu = _all_cpu(process)
+        print(
+            f"steps: {speed:.0f} steps/s before; the page showed its first map after "
+            f"{opened:.1f} s, for which the server took {start_cpu:.1f} s of CPU time",
+            flush=True,
+        )
+        time.sleep(5)
+        for block in range(blocks):
+            watched = block % 4 in (1, 2)  # off, on, on, off
+            before, cpu = timed_rows(folder)[-1], _all_cpu(process)
+            page = Page(port, lambda _: None, parts=True) if watched else None
+            with browser(port) if watched and arguments.browser else _nothing():
+                time.sleep(arguments.seconds)
+                after = timed_rows(folder)[-1]
+            if page is not None:
+                page.ended = True
+                pages.append(page)
+            rate = (after["step"] - before["step"]) / (after["seconds"] - before["seconds"])
+            cuts.append({"watched": watched, "rate": rate, "cpu": _all_cpu(process) - cpu})
+        rows = sum(page.rows for page in pages)
+    ratios = []
+    for i in range(0, len(cuts) - 3, 4):
+        off, on = cuts[i]["rate"] + cuts[i + 3]["rate"], cuts[i + 1]["rate"] + cuts[i + 2]["rate"]
+        ratios.append(on / off)
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+    cpu = sum(cut["cpu"] for cut in cuts if cut["watched"])
+    seconds = arguments.seconds * sum(cut["watched"] for cut in cuts)
+    share = cpu / seconds / (os.cpu_count() or 1)
+    # Over the whole run, the start counts once.
+    whole = (cpu + start_cpu) / (seconds + opened) / (os.cpu_count() or 1)
+    print(
+        f"  with a page / without: {statistics.mean(ratios):.4f} ± {error:.4f}, {len(ratios)} "
+        f"groups of four blocks of {arguments.seconds:g} s: "
+        f"{', '.join(f'{one:.3f}' for one in ratios)}\n"
+        f"  CPU time of the server: {100 * share:.2f} % of all cores while a page is open, "
+        f"{100 * whole:.2f} % with its start; {rows} rows, "
+        f"{sum(len(page.answered) for page in pages)} parts sent",
+        flush=True,
+    )
+    return {"ratio": statistics.mean(ratios), "standard error": error, "blocks": cuts} | {
+        "cpu share": share,
+        "cpu share with start": whole,
+        "first map seconds": opened,
+        "start cpu": start_cpu,
+        "speed before": speed,
+    }
 
 
 @contextmanager
@@ -168,42 +234,8 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def measure_steps(place: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    probe = 400
-    speed = train(place / "probe", arguments.model, arguments.data, probe)["whole"]
-    steps = max(200, round(speed * arguments.seconds))
-    print(f"steps: {steps} steps a run, about {arguments.seconds:g} s each", flush=True)
-    until, pairs = time.monotonic() + 60 * arguments.minutes, []
-    while not pairs or time.monotonic() < until:
-        found = {}
-        order = [False, True] if len(pairs) % 2 == 0 else [True, False]
-        for served in order:
-            found[served] = pair(place / f"run-{len(pairs)}-{served}", arguments, steps, served)
-        pairs.append(found)
-        alone, beside = found[False]["speed"], found[True]
-        speeds = [
-            f"{name}: alone {alone[name]:.1f}, with a page {beside['speed'][name]:.1f} steps/s, "
-            f"ratio {beside['speed'][name] / alone[name]:.4f}"
-            for name in alone
-        ]
-        print(
-            f"  {'; '.join(speeds)}; {beside['rows']} rows, {beside['parts']} parts, CPU "
-            f"{beside['server']:.2f} s of the server, "
-            f"{', '.join(f'{one:.2f} s' for one in beside['children']) or 'none'} of its children",
-            flush=True,
-        )
-    summary: dict[str, Any] = {"pairs": pairs}
-    for name in ("whole", "later"):
-        ratios = [one[True]["speed"][name] / one[False]["speed"][name] for one in pairs]
-        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
-        mean, median = statistics.mean(ratios), statistics.median(ratios)
-        summary[name] = {"ratio": mean, "standard error": error, "median": median}
-        print(
-            f"  {name}: ratio {mean:.4f} ± {error:.4f} (median {median:.4f}) over {len(ratios)} "
-            f"pairs",
-            flush=True,
-        )
-    return summary
+def _all_cpu(process: int) -> float:
+    return _cpu_seconds(process) + sum(_cpu_seconds(child) for child in _children(process))
 
 
 # Latency and memory -------------------------------------------------------------------------------
@@ -288,6 +320,124 @@ def measure_memory(place: Path, rows: int = 100_000) -> dict[str, float]:
     return found
 
 
+# On the screen ------------------------------------------------------------------------------------
+
+# Every frame after a change of the table below the curves: how many rows are drawn, and when.
+WATCHED = """() => {
+    window.seen = [];
+    window.blocked = [];
+    new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) window.blocked.push(entry.duration);
+    }).observe({ type: "longtask" });
+    const table = document.querySelector("#curves details");
+    const look = () => {
+        const cell = [...table.querySelectorAll("tbody tr")]
+            .find((row) => row.querySelector("th").textContent === "elbo, training").cells[1];
+        const rows = Number(cell.textContent.replaceAll(/\\D/g, ""));
+        requestAnimationFrame(() => window.seen.push([rows, Date.now()]));
+    };
+    new MutationObserver(look).observe(table, { childList: true });
+    look();
+}"""
+DRAWN = "() => window.seen.at(-1)?.[0] ?? 0"
+
+
+def measure_screen(place: Path, slow: int = 60, rows: int = 100_000) -> dict[str, float]:
+    """Append rows to the history of a small run, and watch its page in Chromium."""
+    import fcntl
+
+    from playwright.sync_api import sync_playwright
+
+    folder = place / "screen"
+    train(folder, "vae", "digits", 200)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    like = [one for one in lines if "elbo" in one][-1]
+    logged = sum("elbo" in one for one in lines)
+    found: dict[str, float] = {}
+
+    def append(history: Any, row: int) -> None:
+        step = 200 + row
+        values = {"elbo": -20 + math.sin(step), "step": step, "seconds": like["seconds"] + step}
+        history.write(json.dumps(like | values) + "\n")
+
+    with (
+        (folder / ".lock").open("r+") as lock,
+        (folder / "metrics.jsonl").open("a") as history,
+        sync_playwright() as playwright,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with serving(folder) as (port, process):
+            chromium = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
+            page = chromium.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.wait_for_selector("#map canvas.map", timeout=120_000)
+            page.evaluate(WATCHED)
+            session = page.context.new_cdp_session(page)
+
+            def heap() -> float:
+                session.send("HeapProfiler.collectGarbage")
+                used = session.send("Runtime.getHeapUsage")
+                return float(used["usedSize"] + used.get("backingStorageSize", 0)) / 2**20
+
+            def drawn(wanted: int, seconds: float = 120) -> None:
+                until = time.monotonic() + seconds
+                while page.evaluate(DRAWN) < wanted:
+                    if time.monotonic() > until:
+                        raise SystemExit(f"The page shows {page.evaluate(DRAWN)} of {wanted} rows.")
+                    time.sleep(0.05)
+
+            def waits(first: int, count: int) -> list[float]:
+                written = []
+                for row in range(first, first + count):
+                    append(history, row)
+                    history.flush()
+                    written.append(1000 * time.time())
+                    time.sleep(0.13 + 0.05 * (row % 3))
+                drawn(logged + first + count - 1)
+                seen = page.evaluate("() => window.seen")
+                return sorted(
+                    next(at for shown, at in seen if shown >= logged + first + i) - when
+                    for i, when in enumerate(written)
+                )
+
+            found["heap before"] = heap()
+            few = waits(1, slow)
+            for row in range(slow + 1, rows - slow + 1):
+                append(history, row)
+                if row % 1000 == 0:
+                    history.flush()
+                    time.sleep(0.05)
+            history.flush()
+            drawn(logged + rows - slow)
+            found["longest task while 100,000 rows arrive"] = max(
+                page.evaluate("() => window.blocked.splice(0)"), default=0.0
+            )
+            many = waits(rows - slow + 1, slow)
+            blocked = page.evaluate("() => window.blocked")
+            found |= {
+                "median": statistics.median(few),
+                "largest": few[-1],
+                "median at the end": statistics.median(many),
+                "largest at the end": many[-1],
+                "longest task at the end": max(blocked, default=0.0),
+                "heap after": heap(),
+                "server": _memory(process),
+            }
+            chromium.close()
+    print(
+        f"screen: {found['median']:.0f} ms from writing to the screen (largest "
+        f"{found['largest']:.0f}), and after {rows:,} rows {found['median at the end']:.0f} "
+        f"(largest {found['largest at the end']:.0f}); the page's heap {found['heap before']:.0f} "
+        f"MiB before, {found['heap after']:.0f} MiB after; longest task "
+        f"{found['longest task while 100,000 rows arrive']:.0f} ms while they arrive, "
+        f"{found['longest task at the end']:.0f} ms after them; server {found['server']:.0f} MiB",
+        flush=True,
+    )
+    return found
+
+
 # Processes ----------------------------------------------------------------------------------------
 
 
@@ -313,8 +463,8 @@ def _cpu_seconds(process: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10, help="Minutes of the pairs of runs.")
-    parser.add_argument("--seconds", type=float, default=60, help="Seconds of a run.")
+    parser.add_argument("--minutes", type=float, default=10, help="Minutes of all blocks.")
+    parser.add_argument("--seconds", type=float, default=15, help="Seconds of a block.")
     parser.add_argument("--model", default="vae")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--browser", action="store_true", help="Open the page in Chromium too.")
@@ -332,6 +482,8 @@ def main() -> None:
             found["latency"] = measure_latency(place)
         if "memory" in arguments.only:
             found["memory"] = measure_memory(place)
+        if "screen" in arguments.only:
+            found["screen"] = measure_screen(place)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
 
