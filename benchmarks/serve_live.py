@@ -4,13 +4,15 @@ python benchmarks/serve_live.py                              # about twelve minu
 python benchmarks/serve_live.py --minutes 60 --browser --json serve_live.json
 python benchmarks/serve_live.py --only latency memory screen # one minute
 
-"steps": one run trains beside a server. In turns (off, on, on, off) no page is open, or a client
-that gets all rows, ten a second, and the latent maps, like a page. Steps per second are those of
-the run's own clock in each block. The ratio is the mean over groups of four blocks, with its
-standard error. The first page costs some seconds of CPU time once, to import torch and to compute
-its map; they are reported apart, and as a share of the CPU time of all cores. With --browser,
-Chromium shows the page on the same machine, too. It needs a machine without other load; the load
-average is printed first.
+"steps": one run trains beside a server with a client that gets all rows, ten a second, and the
+latent maps, like a page. In turns (off, on, on, off) the server and its children are stopped by a
+signal, or run. Blocks are short, because the speed of a shared machine drifts. Steps per second are
+those of the run's own clock in each block. The ratio is the mean over groups of four blocks, with
+its standard error. It overestimates the cost: a map may be computed after a pause in seconds, and
+half of them pass while the server is stopped. The first page costs some seconds of CPU time once,
+to import torch and to compute its map; they are reported apart, and as a share of the CPU time of
+all cores. With --browser, Chromium shows the page on the same machine, too. It needs a machine
+without other load; the load average is printed first.
 
 "latency": a history grows by one line at a time, and a line has the time at which it was written.
 
@@ -30,6 +32,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -173,34 +176,30 @@ def measure_steps(place: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     speed = (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])
     folder = place / "run"
     blocks = max(4, round(60 * arguments.minutes / arguments.seconds))
-    cuts, pages = [], []
+    cuts: list[dict[str, Any]] = []
     with long_run(folder, arguments, speed), serving(folder) as (port, process):
         began = time.monotonic()
-        first_page = Page(port, lambda _: None, parts=True)
-        while first_page.fetched < 2 or len(first_page.answered) < 2:
+        page = Page(port, lambda _: None, parts=True)
+        while len(page.answered) < 2:
             time.sleep(0.1)
-        first_page.ended = True
-        opened = time.monotonic() - began
-        start_cpu = _all_cpu(process)
+        opened, start_cpu = time.monotonic() - began, _all_cpu(process)
         print(
             f"steps: {speed:.0f} steps/s before; the page showed its first map after "
             f"{opened:.1f} s, for which the server took {start_cpu:.1f} s of CPU time",
             flush=True,
         )
-        time.sleep(5)
-        for block in range(blocks):
-            watched = block % 4 in (1, 2)  # off, on, on, off
-            before, cpu = timed_rows(folder)[-1], _all_cpu(process)
-            page = Page(port, lambda _: None, parts=True) if watched else None
-            with browser(port) if watched and arguments.browser else _nothing():
+        with browser(port) if arguments.browser else _nothing():
+            time.sleep(5)
+            for block in range(blocks):
+                watched = block % 4 in (1, 2)  # off, on, on, off
+                stop_or_continue(process, watched)
+                before, cpu = timed_rows(folder)[-1], _all_cpu(process)
                 time.sleep(arguments.seconds)
                 after = timed_rows(folder)[-1]
-            if page is not None:
-                page.ended = True
-                pages.append(page)
-            rate = (after["step"] - before["step"]) / (after["seconds"] - before["seconds"])
-            cuts.append({"watched": watched, "rate": rate, "cpu": _all_cpu(process) - cpu})
-        rows = sum(page.rows for page in pages)
+                rate = (after["step"] - before["step"]) / (after["seconds"] - before["seconds"])
+                cuts.append({"watched": watched, "rate": rate, "cpu": _all_cpu(process) - cpu})
+            stop_or_continue(process, True)
+        page.ended = True
     ratios = []
     for i in range(0, len(cuts) - 3, 4):
         off, on = cuts[i]["rate"] + cuts[i + 3]["rate"], cuts[i + 1]["rate"] + cuts[i + 2]["rate"]
@@ -216,8 +215,8 @@ def measure_steps(place: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         f"groups of four blocks of {arguments.seconds:g} s: "
         f"{', '.join(f'{one:.3f}' for one in ratios)}\n"
         f"  CPU time of the server: {100 * share:.2f} % of all cores while a page is open, "
-        f"{100 * whole:.2f} % with its start; {rows} rows, "
-        f"{sum(len(page.answered) for page in pages)} parts sent",
+        f"{100 * whole:.2f} % with its start; {page.rows} rows, "
+        f"{len(page.answered)} parts sent",
         flush=True,
     )
     return {"ratio": statistics.mean(ratios), "standard error": error, "blocks": cuts} | {
@@ -227,6 +226,12 @@ def measure_steps(place: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "start cpu": start_cpu,
         "speed before": speed,
     }
+
+
+def stop_or_continue(process: int, running: bool) -> None:
+    """Stop the server and its children for a while, or let them go on."""
+    for one in (process, *_children(process)):
+        os.kill(one, signal.SIGCONT if running else signal.SIGSTOP)
 
 
 @contextmanager
@@ -430,7 +435,7 @@ def measure_screen(place: Path, slow: int = 60, rows: int = 100_000) -> dict[str
         f"screen: {found['median']:.0f} ms from writing to the screen (largest "
         f"{found['largest']:.0f}), and after {rows:,} rows {found['median at the end']:.0f} "
         f"(largest {found['largest at the end']:.0f}); the page's heap {found['heap before']:.0f} "
-        f"MiB before, {found['heap after']:.0f} MiB after; longest task "
+        f"MiB before, {found['heap after']:.0f} MiB after; longest task (0: none above 50 ms) "
         f"{found['longest task while 100,000 rows arrive']:.0f} ms while they arrive, "
         f"{found['longest task at the end']:.0f} ms after them; server {found['server']:.0f} MiB",
         flush=True,
@@ -464,7 +469,7 @@ def _cpu_seconds(process: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10, help="Minutes of all blocks.")
-    parser.add_argument("--seconds", type=float, default=15, help="Seconds of a block.")
+    parser.add_argument("--seconds", type=float, default=2.5, help="Seconds of a block.")
     parser.add_argument("--model", default="vae")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--browser", action="store_true", help="Open the page in Chromium too.")
