@@ -133,7 +133,7 @@ def test_other_rows_are_prepared_like_the_training_rows(here, monkeypatch, capsy
 def test_the_page_of_a_table(here, monkeypatch, capsys, run, splits):
     assert command(monkeypatch, capsys, "page", run, "--out", "table.html")[0] == 0
     (found,) = document_of("table.html")["runs"]
-    assert found["problems"] == []
+    assert found["problems"] == ["The map has no colours for name: more than 40 different texts."]
     assert found["map"]["rows"]["splits"] == splits
     numbers = unpack(found["map"]["rows"]["numbers"])
     columns = {column["name"]: column for column in found["map"]["contents"]["columns"]}
@@ -292,7 +292,7 @@ def test_a_run_in_memory_has_a_page(trained, tmp_path):
     (shown,) = content["runs"]
     assert shown["summary"]["curves"]["series"]
     assert shown["map"]["contents"]["variables"][0]["image"] == [8, 8]
-    assert (unpack(shown["map"]["labels"]) == np.arange(30) % 3).all()
+    assert (unpack(shown["map"]["colours"][0]["values"]) == np.arange(30) % 3).all()
     assert found.save(tmp_path / "two.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
@@ -317,10 +317,10 @@ def test_known_classes_serve_as_labels_and_rows_without_an_image_are_numbers():
     x, y = GENERATOR.normal(size=(20, 9)), np.arange(20) % 3
     run = fit(model, {"x": x, "y": np.where(y, y, -1)}, steps=3)
     (found,) = run.page({"x": x, "y": y}).content["runs"]
-    assert (unpack(found["map"]["labels"]) == y).all()
+    assert (unpack(found["map"]["colours"][0]["values"]) == y).all()
     assert found["map"]["contents"]["kind"] == "numbers"
     (found,) = run.page({"x": x}, image=(3, 3)).content["runs"]
-    assert found["map"]["labels"] is None
+    assert "label" not in [colour["name"] for colour in found["map"]["colours"]]
     assert found["map"]["contents"]["variables"][0]["image"] == [3, 3]
 
 
@@ -330,7 +330,7 @@ def test_known_classes_serve_as_labels_and_rows_without_an_image_are_numbers():
         ({}, r'A page shows rows: run\.page\(\{"x": X\}\)\.$'),
         ({"data": np.zeros((3, 64))}, "arrays by variable, such as {'x': X}; got a ndarray"),
         ({"data": 30, "labels": np.zeros(3)}, "There are 30 rows, but 3 labels"),
-        ({"data": 30, "labels": np.zeros((30, 2))}, r"class numbers \[N\], got shape \(30, 2\)"),
+        ({"data": 30, "labels": np.zeros((30, 2))}, r"class numbers or texts \[N\], got shape \(30, 2\)"),
         ({"data": 30, "image": (9, 9)}, "has 81 pixels, but x has 64 entries"),
         ({"data": 3, "out": "page.csv"}, "page.csv is no HTML file"),
     ],

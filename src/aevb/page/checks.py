@@ -124,7 +124,7 @@ def checks(
             with parts.part("predictive"):
                 # A replicate goes through q and p, about as much work as a sample.
                 most = int(CHECK_WORK / (REPLICATES * work_of(model, rows.some(1))))
-                entries = sum(value[0].numel() for value in rows.some(1).values())
+                entries = sum(value.numel() for value in rows.some(1).values())
                 most = min(CHECK_ROWS, most, CHECKED // entries)
                 most = max(MANY_ROWS, most)
                 found["predictive"] = _predictive(model, rows.data, most, seed)
