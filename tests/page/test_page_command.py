@@ -330,7 +330,10 @@ def test_known_classes_serve_as_labels_and_rows_without_an_image_are_numbers():
         ({}, r'A page shows rows: run\.page\(\{"x": X\}\)\.$'),
         ({"data": np.zeros((3, 64))}, "arrays by variable, such as {'x': X}; got a ndarray"),
         ({"data": 30, "labels": np.zeros(3)}, "There are 30 rows, but 3 labels"),
-        ({"data": 30, "labels": np.zeros((30, 2))}, r"class numbers or texts \[N\], got shape \(30, 2\)"),
+        (
+            {"data": 30, "labels": np.zeros((30, 2))},
+            r"class numbers or texts \[N\], got shape \(30, 2\)",
+        ),
         ({"data": 30, "image": (9, 9)}, "has 81 pixels, but x has 64 entries"),
         ({"data": 3, "out": "page.csv"}, "page.csv is no HTML file"),
     ],

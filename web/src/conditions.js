@@ -10,8 +10,8 @@ export const oneHot = (size, k) => {
 
 export const largest = (values) => values.indexOf(Math.max(...values));
 
-// {values, words, unknown} for some rows of a map: the value of every class of theirs that is known,
-// what to say about it, and the names of the given variables that none of them has.
+// {values, words, unknown} for some rows of a map: their classes and given variables, what to say
+// about these, and the names of the given variables that the page does not hold.
 export function conditions(map, rows) {
   const values = {}, words = [], unknown = [];
   for (const [name, one] of Object.entries(map.classes)) {

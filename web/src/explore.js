@@ -284,7 +284,7 @@ export class Explorer {
       partly ? `Only the first two principal components of ${partly} of ${name}: the page does not hold the others.`
         : `The latents of ${name}: posterior means, and most probable classes.`,
       left.length ? `The page does not hold ${left.join(", ")} of this row, which is as p expects.` : "",
-      ...unknown.map((one) => `${one} of this row is not known: ${usualWords(one, this.map.given[one])}.`),
+      ...unknown.map((one) => `The page does not hold ${one} of this row: ${usualWords(one, this.map.given[one])}.`),
     ].filter(Boolean).join(" ");
     this.update();
   }

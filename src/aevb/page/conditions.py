@@ -45,45 +45,38 @@ def pack_given(rows: Rows) -> dict[str, Any]:
     """The given variables that p reads: what they are, and their value in every row.
 
     ``usual`` is the value for points that have none: the mean, or the most frequent class.
-    ``values`` are class numbers ("u2", 65535 where unknown) or entries ([N, size], NaN where
-    unknown), in the units of the model. It is None for entries beyond the budget.
+    ``values`` are class numbers [N] or entries [N, size], in the units of the model; no value is
+    missing, because p reads them. It is None for entries beyond the budget.
     """
     graph = rows.subject.model.graph
-    return {
-        name: _given(rows, name)
-        for name in given_of_p(graph)
-        if not graph.timed[name] and any(name in batch for _, batch in rows.batches())
-    }
+    return {name: _given(rows, name) for name in given_of_p(graph) if not graph.timed[name]}
 
 
 def _given(rows: Rows, name: str) -> dict[str, Any]:
     subject, size = rows.subject, rows.subject.model.graph.size(name)
-    values = np.full((len(rows), size), np.nan, dtype=np.float32)
+    values = np.empty((len(rows), size), dtype=np.float32)
     for at, batch in rows.batches():
-        if name in batch:
-            values[at] = known_values(subject, name, batch)
-    known = np.isfinite(values).all(1)
-    seen = values[known] if known.any() else np.zeros((1, size))
-    shared = {"size": size, "unknown": int((~known).sum())}
-    if size > 1 and ((seen == 0) | (seen == 1)).all() and (seen.sum(1) == 1).all():
-        classes = np.where(known, np.nan_to_num(values).argmax(1), -1)
-        usual = int(np.bincount(classes[known]).argmax())
-        return shared | {
+        values[at] = known_values(subject, name, batch)
+    if size > 1 and ((values == 0) | (values == 1)).all() and (values.sum(1) == 1).all():
+        classes = values.argmax(1)
+        return {
+            "size": size,
             "categorical": True,
-            "usual": np.eye(size)[usual].tolist(),
+            "usual": np.eye(size)[np.bincount(classes).argmax()].tolist(),
             "values": _pack_classes(classes),
         }
     zero, one = (
         in_units(subject.recipe, subject.model.graph, name, np.full((1, size), value))[0]
         for value in (0.0, 1.0)
     )
-    return shared | {
+    return {
+        "size": size,
         "categorical": False,
-        "usual": seen.mean(0, dtype=np.float64).tolist(),
+        "usual": values.mean(0, dtype=np.float64).tolist(),
         "values": pack(values, "f4") if values.nbytes <= BUDGET else None,
         "names": entry_names(subject, name, size),
-        "low": seen.min(0).tolist(),
-        "high": seen.max(0).tolist(),
+        "low": values.min(0).tolist(),
+        "high": values.max(0).tolist(),
         "units": [
             {"location": float(low), "scale": float(high - low)}
             for low, high in zip(zero, one, strict=True)
