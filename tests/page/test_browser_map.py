@@ -445,7 +445,9 @@ def fingers(found, *events):
             canvas.setPointerCapture = () => {};
             for (const [kind, pointerId, x, y] of events) {
                 canvas.dispatchEvent(new PointerEvent(`pointer${kind}`, {
-                    pointerId, pointerType: "touch", clientX: box.left + x, clientY: box.top + y }));
+                    pointerId, pointerType: "touch",
+                    clientX: box.left + x, clientY: box.top + y,
+                }));
             }
         }""",
         [list(one) for one in events],

@@ -308,3 +308,36 @@ def test_classes_keep_unknown_levels():
         2,
         1,
     ]
+
+
+# Units --------------------------------------------------------------------------------------------
+
+
+def test_densities_and_statistics_of_grey_levels_name_their_units(monkeypatch):
+    from aevb.data.datasets import Recipe
+
+    found = {"evidence": {"notes": ["a note"]}, "gap": None, "predictive": {}}
+    monkeypatch.setattr(sections, "checks", lambda *_, **__: found)
+    torch.manual_seed(0)
+    model = Model({"z": Normal(2), "x | z": Normal(4)}, {"z | x": Normal()})
+    data = {"x": GENERATOR.random((N, 4))}
+    recipe = Recipe("digits", prepare="dequantise", levels=17)
+    subject = Subject("run", model, [Split("", data)], recipe=recipe)
+    sections.checks_section(subject, lambda _: None)
+    of = "x with grey levels from 0 to 1 (dequantise)"
+    nats = 4 * np.log(17)
+    assert found["evidence"]["notes"] == [
+        "a note",
+        f"Bounds and log p are of {of}. For the units of the data add {-nats:.3f} nats per row "
+        f"(x, no cell missing).",
+    ]
+    assert found["predictive"]["notes"] == [
+        f"Statistics are of {of}, not in the units of the data."
+    ]
+    notes = {c["name"]: c["note"] for c in map_section(subject, lambda _: None)["colours"][:3]}
+    assert all(of in notes[name] for name in ("log p", "ELBO"))
+    standard = Recipe("x", prepare="standardise", mean=[0.0] * 4, scale=[2.0] * 4)
+    found |= {"evidence": {"notes": []}, "predictive": {}}
+    sections.checks_section(Subject("run", model, [Split("", data)], recipe=standard), print)
+    assert found["evidence"]["notes"] == []  # converted to the units of the data
+    assert "standardised x" in found["predictive"]["notes"][0]

@@ -225,6 +225,41 @@ def test_the_page_of_a_damaged_run_says_so_and_shows_the_rest(here, monkeypatch,
         assert found["summary"]["curves"]["series"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vae --data numbers.csv --set likelihood=Normal --set z=2 --set hidden=4 "
+        "--prepare standardise --steps 5",
+        "table.csv --model mixture --set components=2",
+    ],
+)
+def test_a_missing_validation_file_leaves_the_map_of_the_training_rows(
+    here, tmp_path, monkeypatch, capsys, line
+):
+    source = "numbers.csv" if line.startswith("vae") else "table.csv"
+    shutil.copy(source, tmp_path / "check.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code, _, _ = command(
+            monkeypatch, capsys, "train", *line.split(),
+            "--validation", tmp_path / "check.csv", "--out", tmp_path / "run",
+        )  # fmt: skip
+    assert code == 0
+    whole = section(open_for_page(tmp_path / "run"), "map")
+    assert whole["rows"]["splits"] == ["training", "validation"]
+    (tmp_path / "check.csv").unlink()
+    opened = open_for_page(tmp_path / "run")
+    (problem,) = opened.problems
+    assert "check.csv cannot be read, so the page shows the training rows only" in problem
+    found = section(opened, "map")
+    assert found["rows"]["splits"] == ["training"]
+    assert found["rows"]["count"] == N
+    n = whole["spaces"][0]["codes"]["shape"][1]
+    assert (
+        unpack(found["spaces"][0]["codes"]) == unpack(whole["spaces"][0]["codes"])[:N]
+    ).all() or n == 0
+
+
 def test_a_run_whose_file_was_moved_shows_what_it_has(here, tmp_path, monkeypatch, capsys):
     for run, data in {"vae": "numbers.csv", "mixture": "table.csv"}.items():
         shutil.copytree(here / run, tmp_path / run)

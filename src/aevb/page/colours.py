@@ -156,8 +156,9 @@ def _columns(rows: Rows) -> tuple[list[dict[str, Any]], list[str]]:
     assert schema is not None
     whole = whole_table(rows)
     found, many = [], []
+    known = {column.name: column for column in schema.columns}
     for name in whole.column_names:
-        column = schema[name] if name in schema else None
+        column = known.get(name)
         dates = dates_of(whole[name])
         if dates is not None:
             found.append(number(name, dates) | {"date": True})
