@@ -47,7 +47,7 @@ export function standaloneSvg(drawing) {
 }
 
 // The canvases, drawings and short texts of an element as one canvas, laid out as on the page.
-export async function pictureOf(element, texts = "span, figcaption, h3, h4, th, td, .count") {
+export async function pictureOf(element, texts = "p, span, strong, figcaption, caption, h3, h4, th, td, code") {
   const box = element.getBoundingClientRect(), ratio = 2, pad = 8;
   const canvas = h("canvas", {
     width: Math.max(1, Math.ceil((box.width + 2 * pad) * ratio)), height: Math.max(1, Math.ceil((box.height + 2 * pad) * ratio)),

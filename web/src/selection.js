@@ -143,7 +143,8 @@ async function decodeMean(map, rows, place) {
   }
   if (failure) return place.append(h("span", { class: "bad" }, `Their mean code could not be decoded: ${failure}`));
   if (!result || !place.isConnected) return place.remove();
-  const held = decoding.free && words.length ? `, with ${words.join(", ")}` : "";
+  const held = !decoding.free ? ": the nearest point that was decoded beforehand"
+    : words.length ? `, with ${words.join(", ")}` : "";
   const text = `their mean code${flat && space.size > 2 ? " (of two principal components only)" : ""}, decoded${held}`;
   place.append(...Object.entries(result.observed).map(([name, { mean: decoded }]) =>
     map.contents.decoded(name, decoded, { size: 72, label: `${name}: ${text}` })), h("span", { class: "quiet" }, text));
