@@ -223,8 +223,16 @@ def test_a_line_of_a_latent_frees_what_p_draws_from_it(visit):
     pin(found, 4)
     pin(found, 9, second=True)
     found.wait("document.querySelectorAll('.frames .tile').length === 9")
-    cells = found.page.locator(".frames .tile").all_inner_texts()
-    assert cells[0] != cells[-1]
+    lines = [
+        line.locator("td").all_inner_texts() for line in found.page.locator(".frames tr").all()[1:]
+    ]
+    # From the code of the first row to that of the second, with z as p expects it.
+    for point, line in ((4, lines[0]), (9, lines[-1])):
+        space = next(one for one in found.made.map["spaces"] if one["latent"] == "w")
+        wanted = decode(found.made.model, {"w": unpack(space["codes"])[point]})["observed"]["x"]
+        shown = [float(cell.replace("−", "-")) for cell in line]
+        np.testing.assert_allclose(shown, wanted["mean"], atol=2e-3)
+    assert lines[0] != lines[-1]
 
 
 # Decoded beforehand, or by a server ---------------------------------------------------------------

@@ -1,5 +1,5 @@
 // A straight line in latent space between two rows, decoded on the way.
-import { h, clear } from "./dom.js";
+import { h, clear, number } from "./dom.js";
 import { pictureOf, pictureTools } from "./export.js";
 import { conditions, meanCodes } from "./conditions.js";
 
@@ -40,19 +40,35 @@ export function interpolationPanel(panel, map) {
     const found = await map.decoding.run({ ...values, [space.latent]: at(t) }, { about: space.latent, purpose: `frame ${i}` });
     if (found) decoded[i] = { t, observed: found.observed };
   })).then(() => {
-    for (const { t, observed } of decoded.filter(Boolean)) {
-      const name = map.map.firstObserved in observed ? map.map.firstObserved : Object.keys(observed)[0];
-      const frame = h("button", { type: "button", class: "tile", title: `Decode at ${t}`, on: { click: () =>
-        map.explorer.set(space.latent, at(t), { alone: true, from: `At ${t} between ${names[0]} and ${names[1]}.` }) } },
-      map.contents.decoded(name, observed[name].mean, { size: 72, label: `${name} at ${t}` }), h("span", { class: "quiet" }, `${t}`));
-      strip.append(frame);
-    }
+    const frames = decoded.filter(Boolean);
+    const step = (t, ...content) => h("button", { type: "button", class: "tile", title: `Decode at ${t}`, on: { click: () =>
+      map.explorer.set(space.latent, at(t), { alone: true, from: `At ${t} between ${names[0]} and ${names[1]}.` }) } },
+    ...content, h("span", { class: "quiet" }, `${t}`));
+    const images = map.map.contents.kind === "image";
+    if (images) strip.append(...frames.map(({ t, observed }) => step(t, drawn(map, observed, t))));
+    else if (frames.length) strip.append(asTable(map, frames, step));
   }, (error) => strip.append(h("p", { class: "bad" }, `The line could not be decoded: ${error.message}`)));
   pictureTools(figure, { name: "interpolation", png: () => pictureOf(figure), csv: () => ({
     columns: ["t", "variable", "entry", "kind", "value"],
     rows: decoded.filter(Boolean).flatMap(({ t, observed }) => Object.entries(observed)
       .flatMap(([name, one]) => map.contents.exported(name, one).map((row) => [t, name, ...row]))),
   }) });
+}
+
+function drawn(map, observed, t) {
+  const name = map.map.firstObserved in observed ? map.map.firstObserved : Object.keys(observed)[0];
+  return map.contents.decoded(name, observed[name].mean, { size: 72, label: `${name} at ${t}` });
+}
+
+// Numbers and cells: a line for each step of the way.
+function asTable(map, frames, step) {
+  const cells = ({ observed }) => Object.entries(observed).flatMap(([name, one]) => map.contents
+    .exported(name, { ...one, sd: null, draw: null })
+    .map(([entry, kind, value]) => [`${typeof entry === "number" ? name : ""}${entry}${kind === "mean" ? "" : ` (${kind})`}`, value]));
+  return h("table", { class: "cells" },
+    h("thead", {}, h("tr", {}, ["at", ...cells(frames[0]).map(([name]) => name)].map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, frames.map((frame) => h("tr", {}, h("th", { scope: "row" }, step(frame.t)),
+      cells(frame).map(([, value]) => h("td", {}, typeof value === "number" ? number(value, 4) : value))))));
 }
 
 function farthest(map) {
