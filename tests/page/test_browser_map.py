@@ -7,7 +7,7 @@ import pytest
 import torch
 from browser import Made, Sine, Site, contrast, start_browser, write
 
-from aevb import Bernoulli, Model, Normal, OneHot, fit, mlp
+from aevb import Bernoulli, Beta, Model, Normal, OneHot, fit, mlp
 from aevb.cli.page_subjects import _lists
 from aevb.page import latent_map
 from aevb.page.decoder import decode
@@ -25,6 +25,12 @@ K = GENERATOR.integers(3, size=N)
 
 # name → declarations, data and given variables
 MODELS = {
+    "shares": (
+        {"z": Beta(2), "x | z": Normal(5)},
+        {"z | x": Beta()},
+        {"x": X},
+        {},
+    ),
     "given": (
         {"z": Normal(3), "x | z, u, k": Normal(5, net=mlp(8))},
         {"z | x": Normal(net=mlp(8))},
@@ -341,6 +347,12 @@ def test_sliders_stay_in_the_support_of_their_latent(visit):
         "[...document.querySelectorAll('.slider input')].map((o) => [o.min, o.max, o.step])"
     )
     assert ends == [["0", "1", "1"]] * 3
+    other = visit("shares")
+    other.js("() => { aevb.mapPart.useTool('decode'); aevb.mapPart.moveCross([-500, -500]); }")
+    shown = other.decoded()
+    assert 0 <= min(shown["values"]["z"]) <= max(shown["values"]["z"]) <= 1
+    agrees(shown, other.made.model)
+    found.page.bring_to_front()
     options = found.js("[...aevb.mapPart.toolbar.querySelector('select').options].length")
     assert options == 2  # no entries of zeros and ones against each other
 

@@ -283,7 +283,7 @@ export class Explorer {
     this.origin.textContent = [
       partly ? `Only the first two principal components of ${partly} of ${name}: the page does not hold the others.`
         : `The latents of ${name}: posterior means, and most probable classes.`,
-      left.length ? `The page does not hold ${left.join(", ")} of this row, which is as p expects.` : "",
+      left.length ? `The page does not hold ${left.join(", ")} of this row, so p chooses.` : "",
       ...unknown.map((one) => `The page does not hold ${one} of this row: ${usualWords(one, this.map.given[one])}.`),
     ].filter(Boolean).join(" ");
     this.update();

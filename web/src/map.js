@@ -449,12 +449,13 @@ export class MapPart {
     return this.view.axes ? this.latentAt(this.points.across[point], this.points.up[point]) : null;
   }
 
-  // The latent at a place of the plane.
+  // The latent at a place of the plane, within its support.
   latentAt(x, y) {
     const { across, up, origin, axes } = this.view;
     const a = across.low + ((across.high - across.low) * x) / 65534;
     const b = up.low + ((up.high - up.low) * y) / 65534;
-    return Float32Array.from(origin, (o, k) => o + a * axes[0][k] + b * axes[1][k]);
+    const [least, most] = this.space.support;
+    return Float32Array.from(origin, (o, k) => Math.min(most ?? Infinity, Math.max(least ?? -Infinity, o + a * axes[0][k] + b * axes[1][k])));
   }
 
   decodeRow(point) {

@@ -432,7 +432,6 @@ def _evidence(found: Evidence) -> dict[str, Any]:
         "stderr": plain(found.error),
         "between": plain(float(values.std(ddof=1)) / math.sqrt(n)) if n > 1 else None,
         "method": found.method,
-        "samples": found.diagnostics.get("samples"),
         "rows": n,
         "notes": list(found.notes),
         "values": pack(values, "f4"),
@@ -477,7 +476,6 @@ def _gap(model: Model, batch: Batch, shift: Tensor | float, seed: int) -> dict[s
         "method": found.method,
         "rows": n,
         "notes": list(found.notes),
-        "text": str(found),
     }
 
 

@@ -26,7 +26,7 @@ from aevb.page.contents import (
     pack_units,
     values_of,
 )
-from aevb.page.decoder import NotForAPageError, export, plane
+from aevb.page.decoder import export, plane
 from aevb.page.latent_map import Space, pack_rows, pack_space, spaces
 from aevb.page.measures import measure, units_shift
 from aevb.page.packing import pack, unpack
@@ -121,7 +121,8 @@ def reason_of(error: Exception) -> str:
     """What went wrong, as a sentence; errors that are not written for a reader name their type."""
     if isinstance(error, UntaughtError):
         return error.for_commands  # advice that only Python code can follow is left out
-    expected = type(error) in (ValueError, ArithmeticError, RuntimeError, NotForAPageError)
+    own = type(error).__module__.startswith("aevb.")
+    expected = own or type(error) in (ValueError, ArithmeticError, RuntimeError)
     return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
