@@ -341,3 +341,21 @@ def test_densities_and_statistics_of_grey_levels_name_their_units(monkeypatch):
     sections.checks_section(Subject("run", model, [Split("", data)], recipe=standard), print)
     assert found["evidence"]["notes"] == []  # converted to the units of the data
     assert "standardised x" in found["predictive"]["notes"][0]
+
+
+# Devices ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_model_on_a_gpu_has_a_whole_page_and_stays_there(timed):
+    torch.manual_seed(0)
+    step = "[t]" if timed else ""
+    model = Model(
+        {f"z{step}": Normal(2), f"x{step} | z{step}": Normal(4)}, {f"z{step} | x{step}": Normal()}
+    ).to("cuda")
+    data = {"x": GENERATOR.normal(size=(N, 6, 4) if timed else (N, 4)).astype(np.float32)}
+    found = fit(model, data, steps=5, log_every=5).page(data)
+    assert found.problems == []
+    assert found.content["runs"][0]["checks"]["gap"] is not None
+    assert model._parameter().is_cuda
