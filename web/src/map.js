@@ -1,6 +1,5 @@
 // The latent map: every row is a point. Zoom, pan, lasso, search, and decode by hand.
 import { h, s, clear, plural, select, announce } from "./dom.js";
-import { valueAt } from "./data.js";
 import { Points, Camera, paint, pointStyle } from "./scatter.js";
 import { indexed, paperWord, colourText } from "./colours.js";
 import { Contents } from "./rows.js";
@@ -9,6 +8,7 @@ import { conditions } from "./conditions.js";
 import { listen } from "./gestures.js";
 import { drawLegend, snapshot } from "./legend.js";
 import { selectionPanel } from "./selection.js";
+import { csvOf, restoreSelection, search } from "./selecting.js";
 import { interpolationPanel } from "./interpolation.js";
 import { printLight } from "./print.js";
 import { pathOf } from "./sequences.js";
@@ -80,7 +80,7 @@ export class MapPart {
       this.searchField());
     this.figure = h("figure", { class: "picture map-figure" }, this.frame, this.legend,
       h("figcaption", {}, this.note));
-    pictureTools(this.figure, { name: "map", png: () => snapshot(this), csv: () => this.csv(), what: "all points" });
+    pictureTools(this.figure, { name: "map", png: () => snapshot(this), csv: () => csvOf(this), what: "all points" });
     this.inspector = h("div", { class: "panel inspector" }, h("h3", {}, "Row"),
       h("p", { class: "quiet" }, "Move over a point to see its row; click to keep it."));
     this.explorer = this.decoding.possible
@@ -104,7 +104,7 @@ export class MapPart {
 
   searchField() {
     const input = h("input", { type: "search", placeholder: "number or text", "aria-label": "Find rows", on: {
-      keydown: (event) => { if (event.key === "Enter") this.search(input.value.trim()); },
+      keydown: (event) => { if (event.key === "Enter") search(this, input.value.trim()); },
     } });
     return h("label", { class: "field" }, h("span", {}, "Find"), input);
   }
@@ -290,7 +290,7 @@ export class MapPart {
       this.camera.x = at("x");
       this.camera.y = at("y");
     }
-    this.restoreSelection();
+    restoreSelection(this);
     const [row, other] = ["row", "other"].map((name) => this.pointNamed(state.get(name, "")));
     if (row < 0) return;
     queueMicrotask(() => {
@@ -594,78 +594,10 @@ export class MapPart {
     interpolationPanel(this.between, this);
   }
 
-  // Select the rows with this number, or with this text in their cells.
-  search(text, { pin = true } = {}) {
-    if (!text) {
-      this.clearSelection();
-      return;
-    }
-    const rows = new Set(), { numbers, count } = this.map.rows, { contents } = this;
-    if (/^\d+$/.test(text)) {
-      for (let i = 0; i < count; i++) if ((numbers ? numbers.array[i] : i) === Number(text)) rows.add(i);
-    }
-    const low = text.toLowerCase(), typed = text.replaceAll("−", "-");
-    for (const column of contents.contents.kind === "cells" ? contents.contents.columns : []) {
-      const hits = new Set((column.levels ?? []).flatMap((level, k) => (level.toLowerCase().includes(low) ? [k] : [])));
-      if (column.levels && !hits.size) continue;
-      for (let i = 0; i < count; i++) {
-        const place = contents.place(i);
-        if (place >= 0 && (column.levels ? hits.has(column.codes.array[place]) : String(valueAt(column.numbers, place)) === typed)) rows.add(i);
-      }
-    }
-    const note = contents.contents.kind === "cells" && contents.contents.detail
-      ? `Only the cells of ${contents.contents.count.toLocaleString("en")} rows were searched: the page holds no others.` : "";
-    this.selectRows(rows, `“${text}”`, { key: { select: `find:${text}` }, note,
-      message: rows.size ? "" : `No row matches “${text}”. Search for a row's number, or for a text in its cells. ${note}` });
-    if (pin && rows.size) this.pinRow(Math.min(...rows));
-  }
-
-  // The selection that the address names.
-  restoreSelection() {
-    const { state } = this.context, corners = state.numbers("lasso"), wanted = state.get("select", "");
-    if (corners && corners.length >= 6) {
-      const polygon = Array.from({ length: Math.floor(corners.length / 2) }, (_, i) => [corners[2 * i], corners[2 * i + 1]]);
-      this.lasso(polygon, "lasso", state.get("in") ?? this.viewName());
-    } else if (wanted.startsWith("find:")) this.search(wanted.slice(5), { pin: false });
-    else if (wanted.startsWith("class:")) {
-      const end = wanted.lastIndexOf(":"), level = Number(wanted.slice(end + 1));
-      const colour = this.map.colours.find((one) => one.kind === "class" && one.name === wanted.slice(6, end));
-      if (!colour || !Number.isInteger(level)) return;
-      const shown = this.colour;
-      this.colour = colour;
-      this.selectLevel(level);
-      this.colour = shown;
-    }
-  }
-
   // Saving ---------------------------------------------------------------------------------------
 
-  csv(only = null) {
-    const { splits, split } = this.map.rows, { step } = this.space;
-    const cells = new Map((this.contents.contents.columns ?? []).map((column) => [column.name, column]));
-    // The map rounds numbers for their colours; the cells have them as they are.
-    const value = (colour, row) => {
-      const cell = cells.get(colour.name), place = this.contents.place(row);
-      if (cell?.numbers && place >= 0) return valueAt(cell.numbers, place);
-      return colour.kind === "class" ? colour.levels[colour.values.array[row]] ?? "" : valueAt(colour, row);
-    };
-    // The split is the first column already. A table may have a column of that name, too.
-    const own = split ? this.map.colours.findIndex((c) => c.name === "split") : -1;
-    const colours = this.map.colours.filter((_, k) => k !== own);
-    const columns = ["split", "row", ...(step ? ["step"] : []), this.view.x || "x", this.view.y || "y", ...colours.map((c) => c.name)];
-    const rows = function* rows(map) {
-      for (let i = 0; i < map.points.count; i++) {
-        if (only && !only.mask[i]) continue;
-        const row = map.rowOf(i);
-        yield [splits[split ? split.array[row] : 0], map.map.rows.numbers?.array[row] ?? row, ...(step ? [step.array[i]] : []),
-          valueAt(map.view.across, i), valueAt(map.view.up, i), ...colours.map((c) => value(c, row))];
-      }
-    };
-    return { columns, rows: [...rows(this)] };
-  }
-
   saveSelection() {
-    const { columns, rows } = this.csv(this.selection);
+    const { columns, rows } = csvOf(this, this.selection);
     save("selection.csv", "text/csv", toCsv(columns, rows));
   }
 
