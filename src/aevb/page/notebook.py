@@ -91,8 +91,7 @@ def page_of_run(
         labels, names = _class_numbers(labels)
     subject = Subject(
         run.out.resolve().name if run.out is not None else "run",
-        # Some numbers of a page are computed on the CPU.
-        copy.deepcopy(run.model).cpu() if run.model._parameter().is_cuda else run.model,
+        _on_cpu(run.model),
         [Split("", data, labels)],
         run.out,
         run,
@@ -121,13 +120,18 @@ def page_of_table(
     folder = table.folder
     subject = Subject(
         folder.resolve().name if folder is not None else "table",
-        table.model,
+        _on_cpu(table.model),
         [Split("", table.schema.encode(known), None, None, whole.to_arrow())],
         folder,
         table.run,
         schema=table.schema,
     )
     return _page(subject, table.run, out, rows)
+
+
+def _on_cpu(model: Model) -> Model:
+    """The model, or a copy of one on a GPU: some numbers of a page are computed on the CPU."""
+    return copy.deepcopy(model).cpu() if model._parameter().is_cuda else model
 
 
 def _page(subject: Subject, run: Run | None, out: str | Path | None, rows: int | None) -> Page:
