@@ -66,7 +66,9 @@ class Sine(Network):
                 )
 
             def first(self, inputs, *, bias=True, missing=None):
-                return torch.cat(list(inputs.values()), -1)
+                parts = list(inputs.values())
+                shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+                return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], -1)
 
             def rest(self, h, keep=()):
                 return torch.sin(h @ self.weight)

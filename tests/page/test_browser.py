@@ -285,7 +285,8 @@ def test_sliders_decode_as_torch_does(visit, name):
         found.page.keyboard.press("ArrowRight")
     shown = check_decoded(found)
     label = slider.get_attribute("aria-label")
-    latent, entry = label.rstrip("0123456789"), int(label[1:]) - 1
+    latent = label.rstrip("0123456789")
+    entry = int(label.removeprefix(latent) or 1) - 1  # a latent with one entry has no number
     step = float(slider.get_attribute("step"))
     assert shown["values"][latent][entry] == pytest.approx(before + 7 * step, abs=0.6 * step)
 
@@ -350,7 +351,7 @@ def test_a_lasso_selects_the_points_inside(visit, site, name):
     fragment = found.js("location.hash.slice(1)")
     numbers = list(map(int, parse_qs(fragment)["lasso"][0].split(",")))
     polygon = list(zip(numbers[::2], numbers[1::2], strict=True))
-    assert len(polygon) == 26
+    assert 6 <= len(polygon) <= 12  # the six corners, and those where a pixel was rounded
     chosen = inside(polygon, found.made.points)
     count, rows = int(chosen.sum()), len(set(found.made.row_of[chosen].tolist()))
     assert 0 < count < len(chosen)
@@ -453,7 +454,9 @@ def test_the_map_is_saved(visit):
     name, content = found.downloaded(found.page.get_by_label("Save map as PNG"))
     size = struct.unpack(">II", content[16:24])
     assert (name, content[:8]) == ("map.png", b"\x89PNG\r\n\x1a\n")
-    assert size == tuple(found.js("[aevb.mapPart.canvas.width, aevb.mapPart.canvas.height]"))
+    width, height = found.js("[aevb.mapPart.canvas.width, aevb.mapPart.canvas.height]")
+    assert size[0] == width
+    assert size[1] > height  # the key of the colours stands below
     name, content = found.downloaded(found.page.get_by_label("Save the data of map as CSV"))
     made = found.made
     table = csv.reader(io.StringIO(content.decode()))
@@ -486,9 +489,32 @@ def test_a_selection_and_a_decoded_point_are_saved(visit):
     shown = found.decoded()  # of the first row found
     name, content = found.downloaded(found.page.get_by_label("Save the data of decoded as CSV"))
     lines = list(csv.reader(io.StringIO(content.decode())))
-    assert (name, lines[0]) == ("decoded.csv", ["variable", "entry", "value"])
-    saved = [float(value) for variable, _, value in lines[1:] if variable == "x"]
-    np.testing.assert_allclose(saved, shown["means"]["x"], rtol=1e-6)
+    assert (name, lines[0]) == ("decoded.csv", ["variable", "entry", "kind", "value"])
+    check_saved_cells(found, shown, lines[1:])
+
+
+def check_saved_cells(found, shown, lines):
+    """Means and standard deviations of a table's columns are in the units of the table."""
+    sds = found.js(
+        "Object.fromEntries(Object.entries(aevb.mapPart.explorer.found.observed)"
+        ".map(([name, { sd }]) => [name, sd && Array.from(sd)]))"
+    )
+    saved = {(variable, entry, kind): value for variable, entry, kind, value in lines}
+    checked = 0
+    for name, units in found.made.map["units"].items():
+        for j, unit in enumerate(units):
+            if unit["kind"] not in ("real", "positive") or "scale" not in unit:
+                continue
+            mean = unit["location"] + unit["scale"] * shown["means"][name][j]
+            sd = unit["scale"] * sds[name][j]
+            if unit["kind"] == "positive":
+                wanted = {"median": np.exp(mean), "factor of one sd": np.exp(sd)}
+            else:
+                wanted = {"mean": mean, "sd": sd}
+            for kind, value in wanted.items():
+                assert float(saved[name, unit["column"], kind]) == pytest.approx(value, rel=1e-6)
+                checked += 1
+    assert checked >= 4
 
 
 @pytest.mark.parametrize("name", ["fa", "penguins", "gmvae", "ragged"])

@@ -124,7 +124,6 @@ def test_the_evidence_its_curve_and_the_gap(run, found):
     bounds = curve(run.model, rows, tuple(found["curve"]["ks"]), seed=0)
     assert found["curve"]["mean"] == bounds.value.double().mean(-1).tolist()
     gap = run.model.gap(iterations=ITERATIONS, samples=GAP_SAMPLES, seed=0, **TEST)
-    assert found["gap"]["text"] == str(gap)
     mine = {name: found["gap"][name]["mean"] for name in ("elbo", "best", "evidence")}
     assert mine["elbo"] == pytest.approx(float(gap.elbo.double().mean()), abs=1e-9)
     assert found["gap"]["approximation"]["mean"] == pytest.approx(mine["evidence"] - mine["best"])

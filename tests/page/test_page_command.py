@@ -133,7 +133,7 @@ def test_other_rows_are_prepared_like_the_training_rows(here, monkeypatch, capsy
 def test_the_page_of_a_table(here, monkeypatch, capsys, run, splits):
     assert command(monkeypatch, capsys, "page", run, "--out", "table.html")[0] == 0
     (found,) = document_of("table.html")["runs"]
-    assert found["problems"] == []
+    assert found["problems"] == ["The map has no colours for name: more than 40 different texts."]
     assert found["map"]["rows"]["splits"] == splits
     numbers = unpack(found["map"]["rows"]["numbers"])
     columns = {column["name"]: column for column in found["map"]["contents"]["columns"]}
@@ -225,6 +225,41 @@ def test_the_page_of_a_damaged_run_says_so_and_shows_the_rest(here, monkeypatch,
         assert found["summary"]["curves"]["series"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vae --data numbers.csv --set likelihood=Normal --set z=2 --set hidden=4 "
+        "--prepare standardise --steps 5",
+        "table.csv --model mixture --set components=2",
+    ],
+)
+def test_a_missing_validation_file_leaves_the_map_of_the_training_rows(
+    here, tmp_path, monkeypatch, capsys, line
+):
+    source = "numbers.csv" if line.startswith("vae") else "table.csv"
+    shutil.copy(source, tmp_path / "check.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code, _, _ = command(
+            monkeypatch, capsys, "train", *line.split(),
+            "--validation", tmp_path / "check.csv", "--out", tmp_path / "run",
+        )  # fmt: skip
+    assert code == 0
+    whole = section(open_for_page(tmp_path / "run"), "map")
+    assert whole["rows"]["splits"] == ["training", "validation"]
+    (tmp_path / "check.csv").unlink()
+    opened = open_for_page(tmp_path / "run")
+    (problem,) = opened.problems
+    assert "check.csv cannot be read, so the page shows the training rows only" in problem
+    found = section(opened, "map")
+    assert found["rows"]["splits"] == ["training"]
+    assert found["rows"]["count"] == N
+    n = whole["spaces"][0]["codes"]["shape"][1]
+    assert (
+        unpack(found["spaces"][0]["codes"]) == unpack(whole["spaces"][0]["codes"])[:N]
+    ).all() or n == 0
+
+
 def test_a_run_whose_file_was_moved_shows_what_it_has(here, tmp_path, monkeypatch, capsys):
     for run, data in {"vae": "numbers.csv", "mixture": "table.csv"}.items():
         shutil.copytree(here / run, tmp_path / run)
@@ -292,7 +327,7 @@ def test_a_run_in_memory_has_a_page(trained, tmp_path):
     (shown,) = content["runs"]
     assert shown["summary"]["curves"]["series"]
     assert shown["map"]["contents"]["variables"][0]["image"] == [8, 8]
-    assert (unpack(shown["map"]["labels"]) == np.arange(30) % 3).all()
+    assert (unpack(shown["map"]["colours"][0]["values"]) == np.arange(30) % 3).all()
     assert found.save(tmp_path / "two.html").read_bytes() == (tmp_path / "page.html").read_bytes()
 
 
@@ -317,10 +352,10 @@ def test_known_classes_serve_as_labels_and_rows_without_an_image_are_numbers():
     x, y = GENERATOR.normal(size=(20, 9)), np.arange(20) % 3
     run = fit(model, {"x": x, "y": np.where(y, y, -1)}, steps=3)
     (found,) = run.page({"x": x, "y": y}).content["runs"]
-    assert (unpack(found["map"]["labels"]) == y).all()
+    assert (unpack(found["map"]["colours"][0]["values"]) == y).all()
     assert found["map"]["contents"]["kind"] == "numbers"
     (found,) = run.page({"x": x}, image=(3, 3)).content["runs"]
-    assert found["map"]["labels"] is None
+    assert "label" not in [colour["name"] for colour in found["map"]["colours"]]
     assert found["map"]["contents"]["variables"][0]["image"] == [3, 3]
 
 
@@ -330,7 +365,10 @@ def test_known_classes_serve_as_labels_and_rows_without_an_image_are_numbers():
         ({}, r'A page shows rows: run\.page\(\{"x": X\}\)\.$'),
         ({"data": np.zeros((3, 64))}, "arrays by variable, such as {'x': X}; got a ndarray"),
         ({"data": 30, "labels": np.zeros(3)}, "There are 30 rows, but 3 labels"),
-        ({"data": 30, "labels": np.zeros((30, 2))}, r"class numbers \[N\], got shape \(30, 2\)"),
+        (
+            {"data": 30, "labels": np.zeros((30, 2))},
+            r"class numbers or texts \[N\], got shape \(30, 2\)",
+        ),
         ({"data": 30, "image": (9, 9)}, "has 81 pixels, but x has 64 entries"),
         ({"data": 3, "out": "page.csv"}, "page.csv is no HTML file"),
     ],
@@ -351,7 +389,8 @@ def test_a_run_of_the_command_line_points_to_its_command(here):
 
 
 def test_a_model_of_a_table_has_a_page():
-    frame = pd.DataFrame({"a": GENERATOR.normal(size=30), "note": [f"{i}" for i in range(30)]})
+    values = np.random.default_rng(1).normal(size=30)
+    frame = pd.DataFrame({"a": values, "note": [f"{i}" for i in range(30)]})
     schema = Schema.read(frame[["a"]])
     fitted = schema.fit(schema.mixture(2), frame[["a"]])
     (found,) = fitted.page(frame).content["runs"]

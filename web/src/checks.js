@@ -371,7 +371,7 @@ export function predictivePart(run) {
         "predictive. ",
       h("strong", {}, extreme.length
         ? `The model does not reproduce ${extreme.map((one) => one.label).join(", ")}.`
-        : "The model reproduces all of them.")),
+        : "The model reproduces all of them."), ` ${(check.notes ?? []).join(" ")}`),
       some([...extreme, ...others].map((one) => () => predictivePicture(now.name ?? "run", one))),
     ];
   });

@@ -4,7 +4,7 @@ import { valuesOf } from "./data.js";
 import { imageCanvas, sequence } from "./rows.js";
 import { classColour, rgb } from "./colours.js";
 import { differences } from "./selection.js";
-import { pictureTools } from "./export.js";
+import { pictureOf, pictureTools } from "./export.js";
 
 export function clustersPart(run, mapPart) {
   const { map } = run;
@@ -15,13 +15,15 @@ export function clustersPart(run, mapPart) {
 
 function latent(map, found, mapPart) {
   const total = map.rows.count;
-  const empty = found.clusters.filter((one) => !one.size).length;
   const order = [...found.clusters].sort((a, b) => b.size - a.size);
   const labelled = order.some((one) => one.labels);
   const figure = h("figure", { class: "picture" },
     h("div", { class: "clusters" }, order.filter((one) => one.size).map((one) => card(map, found, one, total, mapPart))),
-    h("figcaption", {}, `${found.latent}: ${plural(found.count, "cluster")}${empty ? `, of which ${empty} have no row` : ""}. Typical members have the highest probability of their cluster, doubtful ones the lowest.`));
-  pictureTools(figure, { name: `clusters-${found.latent}`, csv: () => ({
+    h("figcaption", {}, `${found.latent}: ${plural(found.count, "cluster")}${found.empty ? `, of which ${found.empty} have no row` : ""}` +
+      `${found.count > order.length ? `; the ${order.length} largest are listed` : ""}. Typical members have the highest probability of their cluster, doubtful ones the lowest` +
+      `${found.among < total ? `, among ${found.among.toLocaleString("en")} random rows whose contents the page holds` : ""}.` +
+      `${found.undecided ? ` ${plural(found.undecided, "row")} without a finite posterior are in no cluster.` : ""}`));
+  pictureTools(figure, { name: `clusters-${found.latent}`, png: () => pictureOf(figure), csv: () => ({
     columns: ["cluster", "rows", "mean certainty", ...(labelled ? ["labels"] : [])],
     rows: order.map((one) => [one.number, one.size, one.certainty, ...(labelled ? [(one.labels ?? []).map(([k, n]) => `${k}: ${n}`).join("; ")] : [])]),
   }) });
@@ -32,12 +34,13 @@ function card(map, found, one, total, mapPart) {
   const { contents } = mapPart;
   const dot = h("span", { class: "dot" });
   dot.style.setProperty("background", rgb(classColour(one.number)));
-  const mixed = one.labels?.length > 1 ? one.labels[1][1] / one.size : 0;
+  // Shares are of the labelled rows; one label of another class says nothing.
+  const mixed = one.labels?.length > 1 && one.labels[1][1] > 1 ? one.labels[1][1] / one.labelled : 0;
   const tiles = (rows, text) => h("div", { class: "strip small" }, rows.map((row) => member(map, mapPart, row, text?.(row))));
   return h("article", { class: "panel cluster" },
     h("h3", {}, dot, ` ${found.latent} = ${one.number}`, h("span", { class: "quiet" }, ` ${plural(one.size, "row")}, ${number((100 * one.size) / total, 2)} %`)),
     h("p", {}, `Mean certainty ${number(one.certainty, 3)}. `,
-      one.labels?.length ? `${number((100 * one.labels[0][1]) / one.size, 2)} % have label ${one.labels[0][0]}; labels: ${one.labels.map(([k, n]) => `${k} (${n})`).join(", ")}. ` : "",
+      one.labels?.length ? `${number((100 * one.labels[0][1]) / one.labelled, 2)} % of ${one.labelled < one.size ? `its ${one.labelled.toLocaleString("en")} labelled rows` : "its rows"} have label ${one.labels[0][0]}; labels: ${one.labels.map(([k, n]) => `${k} (${n})`).join(", ")}. ` : "",
       mixed > 0.2 ? h("strong", { class: "warn" }, `Mixes labels ${one.labels[0][0]} and ${one.labels[1][0]}. `) : null,
       h("button", { type: "button", class: "tiny", on: { click: () => {
         const colour = map.colours.find((c) => c.name === found.colour);
@@ -72,21 +75,21 @@ function member(map, mapPart, row, text) {
   const { contents } = mapPart;
   const { kind } = contents.contents;
   const act = { click: () => {
-    mapPart.pin(mapPart.rows ? mapPart.rows.indexOf(row) : row);
+    mapPart.pinRow(row);
     mapPart.element.scrollIntoView();
   } };
   const variable = contents.contents.variables?.[0];
-  const picture = kind === "image" ? imageCanvas(contents.values(row, variable), variable.image)
-    : kind === "sequence" ? sequence(variable, contents.values(row, variable), { size: 60 })
+  const picture = kind === "image" ? imageCanvas(contents.values(row, variable), variable.image, contents.name(row))
+    : kind === "sequence" ? sequence(variable, contents.values(row, variable), { size: 60, label: contents.name(row) })
       : h("span", {}, contents.name(row).replace(/^.*row /, "row "));
   return h("button", { type: "button", class: "tile", title: contents.summary(row), "aria-label": contents.summary(row), on: act },
     picture, text ? h("span", { class: "quiet" }, text) : null);
 }
 
 function draws(found, one, contents) {
-  const { draws: drawn } = found;
+  const { draws: drawn } = found, place = found.clusters.indexOf(one);
   if (drawn.cells) {
-    const rows = drawn.cells.slice(one.number * drawn.each, (one.number + 1) * drawn.each).slice(0, 4);
+    const rows = drawn.cells.slice(place * drawn.each, (place + 1) * drawn.each).slice(0, 4);
     return h("div", { class: "scroll" }, h("table", { class: "cells" },
       h("thead", {}, h("tr", {}, drawn.columns.map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, typeof cell === "number" ? number(cell) : cell ?? "–")))))));
@@ -94,8 +97,8 @@ function draws(found, one, contents) {
   const variable = contents.contents.variables.find((v) => v.name === drawn.variable);
   const size = drawn.shape.slice(2).reduce((a, b) => a * b, 1);
   return h("div", { class: "strip small" }, Array.from({ length: drawn.each }, (_, k) => {
-    const values = valuesOf(drawn.numbers, (one.number * drawn.each + k) * size, size);
-    return h("div", { class: "tile" }, variable.image ? imageCanvas(values, variable.image)
+    const values = valuesOf(drawn.numbers, (place * drawn.each + k) * size, size);
+    return h("div", { class: "tile" }, variable.image ? imageCanvas(values, variable.image, `draw ${k + 1} of p for ${found.latent} = ${one.number}`)
       : h("span", {}, [...values].slice(0, 4).map((v) => number(v, 3)).join(", ")));
   }));
 }

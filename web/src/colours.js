@@ -1,5 +1,6 @@
 // Colours: eight that colour-blind people tell apart (Okabe and Ito), and one scale (viridis-like).
-import { css } from "./dom.js";
+import { css, number } from "./dom.js";
+import { valueAt } from "./data.js";
 
 const CLASSES = [
   "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#7f3c8d",
@@ -13,7 +14,9 @@ const SCALE = [
 const hex = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
 const word = ([r, g, b]) => (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
 
-export function classColour(k, of = 10) {
+export const DISTINCT = 20; // classes whose colours can be told apart
+
+export function classColour(k) {
   const base = hex(CLASSES[k % CLASSES.length]);
   const round = Math.floor(k / CLASSES.length);
   if (!round) return base;
@@ -22,8 +25,11 @@ export function classColour(k, of = 10) {
   return base.map((value) => Math.round(value + (toward - value) * Math.min(share, 0.7)));
 }
 
-export function scaleColour(t) {
-  const at = Math.max(0, Math.min(1, t)) * (SCALE.length - 1), i = Math.min(SCALE.length - 2, Math.floor(at));
+// The ends of the scale that stand out from the paper: yellow vanishes on white, violet on black.
+const ends = () => (isDark() ? [0.25, 1] : [0, 0.76]);
+
+export function scaleColour(t, [from, to] = ends()) {
+  const at = (from + (to - from) * Math.max(0, Math.min(1, t))) * (SCALE.length - 1), i = Math.min(SCALE.length - 2, Math.floor(at));
   return SCALE[i].map((value, k) => Math.round(value + (SCALE[i + 1][k] - value) * (at - i)));
 }
 
@@ -38,9 +44,27 @@ export function parseColour(text) {
 
 export const paperWord = () => word(parseColour(css("--paper")));
 export const inkAndPaper = () => [parseColour(css("--ink")), parseColour(css("--paper"))];
-const UNKNOWN = [150, 150, 150];
+const isDark = () => parseColour(css("--paper")).reduce((a, b) => a + b) < 300;
 
-// For each point its place in a palette of words. `rows` maps points to rows (null: the same).
+// Points without a value are rings of a grey that no class has.
+export const unknownColour = () => (isDark() ? [92, 96, 100] : [196, 198, 200]);
+
+// What a row has of a colour, as a text with no more digits than are stored.
+export function colourText(colour, row) {
+  if (colour.kind === "class") return colour.levels[colour.values.array[row]] ?? "–";
+  return colourNumber(colour, valueAt(colour, row));
+}
+
+export function colourNumber(colour, value, most = 5) {
+  if (!Number.isFinite(value)) return number(value);
+  if (colour.date) return new Date(value * 864e5).toISOString().slice(0, Number.isInteger(value) ? 10 : 16).replace("T", " ");
+  const step = colour.low === undefined ? 0 : (colour.high - colour.low) / 65534;
+  const known = step > 0 ? Math.floor(Math.log10(Math.abs(value) / step)) + 1 : most;
+  return known < 1 ? "0" : number(value, Math.min(most, known));
+}
+
+// For each point its place in a palette of words. `rows` maps points to rows (null: the same). The
+// last place is that of points without a value, `hollow`.
 export function indexed(colour, count, rows) {
   const row = rows ? (i) => rows[i] : (i) => i;
   const index = new Uint8Array(count);
@@ -49,14 +73,23 @@ export function indexed(colour, count, rows) {
   if (colour.kind === "class") {
     const levels = colour.levels.length;
     const palette = new Uint32Array(levels + 1);
-    for (let k = 0; k < levels; k++) palette[k] = word(classColour(k, levels));
-    palette[levels] = word(UNKNOWN);
+    for (let k = 0; k < levels; k++) palette[k] = word(classColour(k));
+    palette[levels] = word(unknownColour());
     for (let i = 0; i < count; i++) index[i] = Math.min(values[row(i)], levels);
-    return { index, palette };
+    return { index, palette, hollow: levels };
   }
   const palette = new Uint32Array(256);
-  for (let k = 0; k < 255; k++) palette[k] = word(scaleColour(k / 254));
-  palette[255] = word(UNKNOWN);
+  const shown = ends();
+  for (let k = 0; k < 255; k++) palette[k] = word(scaleColour(k / 254, shown));
+  palette[255] = word(unknownColour());
+  if (colour.low === undefined) {
+    const steps = 254 / (colour.to - colour.from || 1);
+    for (let i = 0; i < count; i++) {
+      const value = values[row(i)];
+      index[i] = Number.isNaN(value) ? 255 : Math.max(0, Math.min(254, (value - colour.from) * steps));
+    }
+    return { index, palette, hollow: 255 };
+  }
   const span = colour.high - colour.low || 1;
   const first = ((colour.from - colour.low) / span) * 65534;
   const last = ((colour.to - colour.low) / span) * 65534;
@@ -65,5 +98,5 @@ export function indexed(colour, count, rows) {
     const value = values[row(i)];
     index[i] = value === 65535 ? 255 : Math.max(0, Math.min(254, (value - first) * steps));
   }
-  return { index, palette };
+  return { index, palette, hollow: 255 };
 }

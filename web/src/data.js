@@ -81,3 +81,9 @@ export function valuesOf(numbers, start, count) {
   for (let i = 0; i < count; i++) found[i] = valueAt(numbers, start + i);
   return found;
 }
+
+// The number of a row's class, among those of a latent or a given variable; −1 if it is unknown.
+export const classOf = ({ values }, row) => (values.array[row] === 65535 ? -1 : values.array[row]);
+
+export const inUnits = (units, values) =>
+  units ? Float64Array.from(values, (v, j) => units[j].location + units[j].scale * v) : values;

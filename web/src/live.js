@@ -51,15 +51,16 @@ export async function fetchComparison(options) {
   return found.content?.waiting !== undefined ? { waiting: found.content.waiting } : found;
 }
 
-const decoding = new Map(); // by run: whether a request is under way, and the one that waits
+const decoding = new Map(); // by run and purpose: whether a request is under way, and the one that waits
 
 /**
- * Decoded values of latents. Only the newest request of a run matters while a hand moves a slider:
- * a request that a newer one has replaced resolves to null.
+ * Decoded values of latents. Only the newest request for a purpose matters, for example while a hand
+ * moves a slider: a request that a newer one has replaced resolves to null.
  */
-export function decode(i, request) {
-  const one = decoding.get(i) ?? { busy: false, next: null };
-  decoding.set(i, one);
+export function decode(i, request, purpose = '') {
+  const key = `${i} ${purpose}`;
+  const one = decoding.get(key) ?? { busy: false, next: null };
+  decoding.set(key, one);
   return new Promise((resolve, reject) => {
     one.next?.resolve(null);
     one.next = { request, resolve, reject };

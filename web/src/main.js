@@ -163,7 +163,7 @@ class Page {
 
   choose(i) {
     this.index = i;
-    this.state.set({ run: i || null, view: null, lasso: null, row: null, x: null, y: null, zoom: null });
+    this.state.set({ run: i || null, view: null, entries: null, colour: null, lasso: null, in: null, select: null, row: null, other: null, x: null, y: null, zoom: null });
     this.fill();
   }
 

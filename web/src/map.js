@@ -1,18 +1,22 @@
 // The latent map: every row is a point. Zoom, pan, lasso, search, and decode by hand.
-import { h, s, clear, number, plural, select, announce } from "./dom.js";
-import { valueAt } from "./data.js";
+import { h, s, clear, plural, select, announce } from "./dom.js";
 import { Points, Camera, paint, pointStyle } from "./scatter.js";
-import { indexed, paperWord, classColour, scaleColour, rgb } from "./colours.js";
+import { indexed, paperWord, colourText } from "./colours.js";
 import { Contents } from "./rows.js";
-import { Decoding, Explorer, oneHot } from "./explore.js";
+import { Decoding, Explorer, placeIn } from "./explore.js";
+import { conditions } from "./conditions.js";
+import { listen } from "./gestures.js";
+import { drawLegend, snapshot } from "./legend.js";
 import { selectionPanel } from "./selection.js";
+import { csvOf, restoreSelection, search } from "./selecting.js";
 import { interpolationPanel } from "./interpolation.js";
+import { printLight } from "./print.js";
 import { pathOf } from "./sequences.js";
-import { pictureTools, save, toCsv } from "./export.js";
+import { pictureOf, pictureTools, save, toCsv } from "./export.js";
 
 const NEAR = 12; // pixels within which a point is found
 const TOOLS = [
-  ["move", "Move", "Drag to move the map, wheel or pinch to zoom (key m)"],
+  ["move", "Move", "Drag to move the map; pinch, Ctrl and wheel, or after a click the wheel to zoom (key m)"],
   ["lasso", "Lasso", "Draw around rows to select them (key l)"],
   ["decode", "Decode", "Drag the point ⊕ and see what p makes of it (key d)"],
 ];
@@ -24,15 +28,16 @@ export class MapPart {
     this.map = run.map;
     this.map.firstObserved = run.map.contents.variables?.[0]?.name ?? Object.keys(run.map.units)[0];
     this.contents = new Contents(run.map);
-    this.decoding = new Decoding(run.map, context.live ? (request) => context.live.decode(context.index, request) : null);
+    this.decoding = new Decoding(run.map, context.live ? (request, purpose) => context.live.decode(context.index, request, purpose) : null);
     this.camera = new Camera();
     this.tool = "move";
     this.selection = null;
-    this.polygon = null;
+    this.message = ""; // what is said instead of a selection
+    this.outline = null; // the lasso while it is drawn
     this.hovered = -1;
     this.pinned = -1;
     this.cross = null;
-    this.other = null;
+    this.other = -1;
     this.build();
   }
 
@@ -42,21 +47,23 @@ export class MapPart {
     const { map } = this;
     const views = map.spaces.flatMap((space, i) => [
       ...space.views.map((view, j) => [`${i}.${j}`, `${space.latent ?? "rows"}: ${view.title}`]),
-      ...(space.codes && space.size > 2 && !space.step ? [[`${i}.e`, `${space.latent ?? "rows"}: two entries …`]] : []),
+      ...(space.codes && space.size > 2 && !space.step && !space.whole ? [[`${i}.e`, `${space.latent ?? "rows"}: two entries …`]] : []),
     ]);
     const wanted = this.context.state.get("view");
     this.viewKey = views.some(([key]) => key === wanted) ? wanted : views[0][0];
     this.entries = [0, 1].map((k) => this.context.state.whole("entries", k) ?? k);
+    if (this.entries[0] === this.entries[1]) this.entries = [0, 1];
     const colours = [["", "nothing"], ...map.colours.map((colour) => [colour.name, colour.name])];
-    this.colourName = this.context.state.get("colour", map.colours[0]?.name ?? "");
-    if (!colours.some(([key]) => key === this.colourName)) this.colourName = "";
+    const colour = this.context.state.get("colour", map.colours[0]?.name ?? "");
+    this.colourName = colours.some(([key]) => key === colour) ? colour : "";
     this.canvas = h("canvas", {
       class: "map", tabindex: "0", role: "application",
-      "aria-label": "Map of the rows. Arrow keys move it, plus and minus zoom, n and p go to the next and previous row, d decodes at the centre.",
+      "aria-label": "Map of the rows. Arrow keys move it, plus and minus zoom, n and p go to the next and previous row, s selects what is shown, d decodes at the centre.",
     });
     this.over = s("svg", { class: "over", "aria-hidden": "true" });
     this.tip = h("div", { class: "tip", hidden: true });
-    this.frame = h("div", { class: "frame" }, this.canvas, this.over, this.tip);
+    this.hint = h("div", { class: "tip hint", hidden: true });
+    this.frame = h("div", { class: "frame", dataset: { tool: this.tool } }, this.canvas, this.over, this.tip, this.hint);
     this.legend = h("div", { class: "legend" });
     this.note = h("p", { class: "quiet" });
     this.entryChoice = h("span", { class: "entries" });
@@ -68,16 +75,17 @@ export class MapPart {
       h("div", { class: "buttons" },
         h("button", { type: "button", title: "Zoom in", "aria-label": "Zoom in", on: { click: () => this.zoomBy(1.5) } }, "+"),
         h("button", { type: "button", title: "Zoom out", "aria-label": "Zoom out", on: { click: () => this.zoomBy(1 / 1.5) } }, "−"),
-        h("button", { type: "button", title: "Show all", on: { click: () => { this.camera.reset(); this.moved(); } } }, "All")),
+        h("button", { type: "button", title: "Show all", on: { click: () => { this.camera.reset(); this.moved(); } } }, "All"),
+        h("button", { type: "button", title: "Select all points in the visible part of the map (key s)", on: { click: () => this.selectShown() } }, "Select shown")),
       this.searchField());
     this.figure = h("figure", { class: "picture map-figure" }, this.frame, this.legend,
       h("figcaption", {}, this.note));
-    pictureTools(this.figure, { name: "map", png: () => this.snapshot(), csv: () => this.csv() });
+    pictureTools(this.figure, { name: "map", png: () => snapshot(this), csv: () => csvOf(this), what: "all points" });
     this.inspector = h("div", { class: "panel inspector" }, h("h3", {}, "Row"),
       h("p", { class: "quiet" }, "Move over a point to see its row; click to keep it."));
     this.explorer = this.decoding.possible
       ? new Explorer(map, this.contents, this.decoding, (values) => this.decodedAt(values)) : null;
-    this.selected = h("div", { class: "panel selection", "aria-live": "polite" });
+    this.selected = h("div", { class: "panel selection" });
     this.between = h("div", { class: "panel between" });
     const say = map.decoder.runs || this.explorer ? null
       : h("div", { class: "panel" }, h("h3", {}, "Decode"), h("p", { class: "quiet" }, map.decoder.why));
@@ -86,16 +94,17 @@ export class MapPart {
       h("div", { class: "split" },
         h("div", { class: "main" }, this.figure, this.selected, this.between),
         h("div", { class: "side" }, this.inspector, this.explorer?.element ?? say)));
-    this.listen();
+    listen(this);
     this.showView(this.viewKey, true);
     this.showSelection();
     this.showBetween();
+    printLight(this);
     new ResizeObserver(() => this.resize()).observe(this.frame);
   }
 
   searchField() {
     const input = h("input", { type: "search", placeholder: "number or text", "aria-label": "Find rows", on: {
-      keydown: (event) => { if (event.key === "Enter") this.search(input.value.trim()); },
+      keydown: (event) => { if (event.key === "Enter") search(this, input.value.trim()); },
     } });
     return h("label", { class: "field" }, h("span", {}, "Find"), input);
   }
@@ -104,6 +113,8 @@ export class MapPart {
 
   showView(key, first = false) {
     const [i, j] = key.split(".");
+    const kept = this.space && [this.pinned, this.other].map((point) => (point < 0 ? null : this.identity(point)));
+    const elsewhere = this.space !== this.map.spaces[Number(i)];
     this.viewKey = key;
     this.spaceIndex = Number(i);
     this.space = this.map.spaces[this.spaceIndex];
@@ -111,12 +122,14 @@ export class MapPart {
     if (j === "e") {
       const names = Array.from({ length: this.space.size }, (_, k) => [k, `${this.space.latent ?? "entry "}${k + 1}`]);
       const choose = (which) => (value) => {
+        const before = this.entries[which];
         this.entries[which] = Number(value);
+        if (this.entries[0] === this.entries[1]) this.entries[1 - which] = before;
         this.context.state.set({ entries: this.entries.join(",") });
         this.showView(key);
       };
       this.entryChoice.append(select("across", names, this.entries[0], choose(0)), select("up", names, this.entries[1], choose(1)));
-      this.view = this.entryView();
+      this.view = this.entryView(this.entries);
     } else this.view = this.space.views[Number(j)];
     const same = this.points && this.points.across === this.view.across.values.array;
     if (!same) this.points = new Points(this.view.across.values.array, this.view.up.values.array);
@@ -125,17 +138,23 @@ export class MapPart {
       this.camera.scale = 0;
       this.camera.x = this.camera.y = 32768;
       this.context.state.set({ view: key, x: null, y: null, zoom: null });
-      // Another view of the same latent has the same points, so that a group can be found again.
-      const before = this.selection;
-      this.clearSelection();
-      if (before && before.space === this.spaceIndex) this.select(before.mask, before.count, before.what);
+    }
+    if (elsewhere && kept) {
+      // Another latent has other points. Views of the same latent share their points.
+      if (this.selection) this.clearSelection();
+      [this.pinned, this.other] = kept.map((one) => (one ? this.pointOfRow(one.row, one.step) : -1));
+      this.hovered = -1;
+      this.tellRows();
+      if (this.pinned >= 0) this.inspect(this.pinned);
+      this.showBetween();
     }
     this.cross = null;
     const decode = this.toolbar.querySelector("[data-tool=decode]");
-    decode.disabled = !this.explorer || !this.space.latent || Boolean(this.space.step);
+    decode.disabled = !this.explorer || !this.space.latent || Boolean(this.space.step)
+      || !(this.decoding.free || this.decoding.grid(this.space.latent));
     if (decode.disabled && this.tool === "decode") this.useTool("move");
     this.resize();
-    if (first) this.restore();
+    if (first && !this.context.before) this.restore(); // a later map takes over from the one before
     this.showColour(this.colourName, true);
     const { count, total } = this.map.rows;
     const some = total > count ? ` ${count.toLocaleString("en")} random ones of ${total.toLocaleString("en")} rows.` : "";
@@ -145,16 +164,19 @@ export class MapPart {
     this.note.textContent = `${what}${plural(this.points.count, "point")}.${some} ${this.view.note ?? ""}`;
   }
 
-  entryView() {
+  entryView(entries) {
     const { codes, size } = this.space, n = codes.shape[0];
     const side = (k) => {
       const low = this.space.low[k], high = this.space.high[k], steps = 65534 / (high - low || 1);
       const values = new Uint16Array(n);
       // Codes in half precision may lie beyond the ends.
-      for (let i = 0; i < n; i++) values[i] = Math.max(0, Math.min(65534, Math.round((codes.array[i * size + k] - low) * steps)));
+      for (let i = 0; i < n; i++) {
+        const code = codes.array[i * size + k];
+        values[i] = Number.isFinite(code) ? Math.max(0, Math.min(65534, Math.round((code - low) * steps))) : 65535;
+      }
       return { low, high, values: { array: values, shape: [n] } };
     };
-    const [a, b] = this.entries.map((k) => Math.min(k, size - 1));
+    const [a, b] = entries.map((k) => Math.min(k, size - 1));
     const axis = (k) => Array.from({ length: size }, (_, at) => (at === k ? 1 : 0));
     const origin = this.space.mean.map((value, k) => (k === a || k === b ? 0 : value));
     const name = this.space.latent ?? "entry ";
@@ -169,52 +191,14 @@ export class MapPart {
   showColour(name, quiet = false) {
     this.colourName = name;
     this.colour = this.map.colours.find((one) => one.name === name) ?? null;
-    if (!quiet) this.context.state.set({ colour: name || null });
+    if (!quiet) this.context.state.set({ colour: name || "-" });
     Object.assign(this, { paintIndex: indexed(this.colour, this.points.count, this.rows) });
     this.drawLegend();
     this.redraw();
   }
 
   drawLegend() {
-    clear(this.legend);
-    const { colour } = this;
-    if (!colour) return;
-    this.legend.setAttribute("aria-label", `Colours: ${colour.name}`);
-    if (colour.kind === "class") {
-      const counts = new Array(colour.levels.length + 1).fill(0);
-      for (const code of colour.values.array) counts[code]++;
-      this.legend.append(h("strong", {}, colour.name), ...colour.levels.map((level, k) => {
-        const chip = h("button", { type: "button", class: "chip", title: `Select the ${counts[k]} rows`, on: { click: () => this.selectLevel(k) } },
-          h("span", { class: "dot" }), `${level} (${counts[k].toLocaleString("en")})`);
-        chip.firstChild.style.setProperty("background", rgb(classColour(k)));
-        return chip;
-      }), counts.at(-1) ? h("span", { class: "quiet" }, `unknown (${counts.at(-1)})`) : "");
-      return;
-    }
-    const stops = Array.from({ length: 9 }, (_, k) => rgb(scaleColour(k / 8))).join(", ");
-    const bar = h("span", { class: "scale" });
-    bar.style.setProperty("background", `linear-gradient(to right, ${stops})`);
-    this.legend.append(h("strong", {}, colour.name), h("span", {}, `≤ ${number(colour.from, 4)}`), bar,
-      h("span", {}, `≥ ${number(colour.to, 4)}`), h("span", { class: "quiet" }, colour.note ?? "", " Grey: none."),
-      this.extremes(colour, "Lowest", 1), this.extremes(colour, "Highest", -1));
-  }
-
-  // The rows with the smallest or largest numbers, as buttons.
-  extremes(colour, text, sign) {
-    const worst = [];
-    const { array } = colour.values;
-    for (let row = 0; row < array.length; row++) {
-      if (array[row] === 65535) continue;
-      const key = sign * array[row];
-      if (worst.length < 3 || key < worst.at(-1)[0]) {
-        worst.push([key, row]);
-        worst.sort((a, b) => a[0] - b[0]);
-        worst.length = Math.min(worst.length, 3);
-      }
-    }
-    return h("span", {}, `${text}: `, worst.map(([, row]) => h("button", { type: "button", class: "tiny", on: {
-      click: () => this.pin(this.rows ? this.rows.indexOf(row) : row),
-    } }, `${this.contents.name(row)} (${number(valueAt(colour, row), 4)})`)));
+    drawLegend(this);
   }
 
   // Drawing --------------------------------------------------------------------------------------
@@ -272,11 +256,12 @@ export class MapPart {
     if (view.y) this.over.append(s("text", { x: 12, y: height / 2, class: "axis", "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, view.y));
     const path = this.pinned >= 0 ? pathOf(this, this.rowOf(this.pinned)) : null;
     if (path) this.over.append(s("path", { d: path, class: "path" }));
-    if (this.polygon) {
-      const corners = this.polygon.map(([x, y]) => this.camera.toPixel(x, y).map((v) => v.toFixed(1)).join(","));
+    const polygon = this.outline ?? (this.selection?.of === this.viewName() ? this.polygon : null);
+    if (polygon) {
+      const corners = polygon.map(([x, y]) => this.camera.toPixel(x, y).map((v) => v.toFixed(1)).join(","));
       this.over.append(s("polygon", { points: corners.join(" "), class: "lasso" }));
     }
-    for (const [point, kind] of [[this.pinned, "pinned"], [this.other ?? -1, "other"], [this.hovered, "hovered"]]) {
+    for (const [point, kind] of [[this.pinned, "pinned"], [this.other, "other"], [this.hovered, "hovered"]]) {
       if (point < 0) continue;
       const [x, y] = this.camera.toPixel(this.points.across[point], this.points.up[point]);
       this.over.append(s("circle", { cx: x, cy: y, r: 7, class: kind }));
@@ -305,115 +290,69 @@ export class MapPart {
       this.camera.x = at("x");
       this.camera.y = at("y");
     }
-    const corners = state.numbers("lasso");
-    if (corners && corners.length >= 6) {
-      this.lasso(Array.from({ length: corners.length / 2 }, (_, i) => [corners[2 * i], corners[2 * i + 1]]));
+    restoreSelection(this);
+    const [row, other] = ["row", "other"].map((name) => this.pointNamed(state.get(name, "")));
+    if (row < 0) return;
+    queueMicrotask(() => {
+      this.pin(row);
+      if (other >= 0) this.pin(other, true);
+    });
+  }
+
+  // Rows and their points --------------------------------------------------------------------------
+
+  identity(point) {
+    return { row: this.rowOf(point), step: this.space.step?.array[point] ?? null };
+  }
+
+  // The point of a row at a step, or its first one; −1 if it has none on this map.
+  pointOfRow(row, step = null) {
+    if (!this.rows) return row < this.points.count ? row : -1;
+    const first = this.rows.indexOf(row), steps = this.space.step?.array;
+    if (step !== null && steps) {
+      for (let i = Math.max(0, first); i < this.rows.length; i++) if (this.rows[i] === row && steps[i] === step) return i;
     }
-    const row = state.whole("row");
-    if (row !== null && row < this.points.count) {
-      queueMicrotask(() => {
-        this.pin(row);
-        const other = state.whole("other");
-        if (other !== null && other < this.points.count) this.pin(other, true);
-      });
+    return first;
+  }
+
+  // A point as the address names it, whichever rows a map shows: its split, the number of its row
+  // there, and its step.
+  nameOf(point) {
+    if (point < 0) return null;
+    const { row, step } = this.identity(point), { split, numbers } = this.map.rows;
+    return [split ? split.array[row] : 0, numbers ? numbers.array[row] : row, ...(step === null ? [] : [step])].join(".");
+  }
+
+  pointNamed(name) {
+    if (!/^\d+\.\d+(\.\d+)?$/.test(name)) return -1;
+    const [which, at, step = null] = name.split(".").map(Number), { split, numbers, count } = this.map.rows;
+    for (let row = 0; row < count; row++) {
+      if ((numbers ? numbers.array[row] : row) === at && (split ? split.array[row] : 0) === which) return this.pointOfRow(row, step);
     }
+    return -1;
+  }
+
+  // Keep the rows that are marked in the address.
+  tellRows() {
+    this.context.state.set({ row: this.nameOf(this.pinned), other: this.nameOf(this.other) });
+  }
+
+  // Mark a row, if it has a point on this map, and show it in any case.
+  pinRow(row) {
+    const point = this.pointOfRow(row);
+    if (point >= 0) {
+      this.pin(point);
+      return;
+    }
+    this.inspectRow(row, null);
+    this.inspector.append(h("p", { class: "quiet" }, "This row has no point on the map, which shows some rows only."));
+    announce(`${this.contents.name(row)} has no point on this map`);
   }
 
   // Pointer and keyboard -------------------------------------------------------------------------
 
-  listen() {
-    const { canvas } = this;
-    const place = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
-    };
-    const fingers = new Map();
-    let start = null;
-    canvas.addEventListener("pointerdown", (event) => {
-      canvas.setPointerCapture(event.pointerId);
-      this.hover(null);
-      fingers.set(event.pointerId, place(event));
-      start = { at: place(event), moved: false };
-      if (fingers.size > 1) return;
-      if (this.tool === "lasso") this.polygon = [this.camera.toPlane(...place(event))];
-      if (this.tool === "decode") this.moveCross(place(event));
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      const now = place(event), before = fingers.get(event.pointerId);
-      if (!before) { this.hover(now); return; }
-      if (fingers.size === 2) {
-        const [a, b] = [...fingers.keys()];
-        const far = (p, q) => Math.hypot(p[0] - q[0], p[1] - q[1]);
-        const old = far(fingers.get(a), fingers.get(b));
-        fingers.set(event.pointerId, now);
-        const next = far(fingers.get(a), fingers.get(b));
-        const middle = [0, 1].map((k) => (fingers.get(a)[k] + fingers.get(b)[k]) / 2);
-        if (old > 0) this.camera.zoom(next / old, ...middle);
-        this.moved();
-        return;
-      }
-      fingers.set(event.pointerId, now);
-      if (Math.hypot(now[0] - start.at[0], now[1] - start.at[1]) > 3) start.moved = true;
-      if (this.tool === "lasso") {
-        this.polygon.push(this.camera.toPlane(...now));
-        this.drawOver();
-      } else if (this.tool === "decode") this.moveCross(now);
-      else if (start.moved) {
-        this.camera.pan(now[0] - before[0], now[1] - before[1]);
-        this.moved();
-      }
-    });
-    const end = (event) => {
-      if (!fingers.delete(event.pointerId) || fingers.size) return;
-      if (this.tool === "lasso" && this.polygon) {
-        if (this.polygon.length > 2) this.lasso(simplified(this.polygon));
-        else this.clearSelection();
-      } else if (this.tool === "move" && start && !start.moved) {
-        const point = this.near(place(event));
-        if (point >= 0) this.pin(point, event.shiftKey);
-      }
-    };
-    canvas.addEventListener("pointerup", end);
-    canvas.addEventListener("pointercancel", end);
-    canvas.addEventListener("pointerleave", () => this.hover(null));
-    canvas.addEventListener("wheel", (event) => {
-      event.preventDefault();
-      this.camera.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0015)), ...place(event));
-      this.moved();
-    }, { passive: false });
-    canvas.addEventListener("dblclick", (event) => {
-      this.camera.zoom(2, ...place(event));
-      this.moved();
-    });
-    canvas.addEventListener("keydown", (event) => this.key(event));
-  }
-
-  key(event) {
-    const steps = { ArrowLeft: [1, 0], ArrowRight: [-1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
-    const move = steps[event.key];
-    const act = {
-      "+": () => this.zoomBy(1.5), "=": () => this.zoomBy(1.5), "-": () => this.zoomBy(1 / 1.5),
-      0: () => { this.camera.reset(); this.moved(); },
-      n: () => this.step(1), p: () => this.step(-1), m: () => this.useTool("move"), l: () => this.useTool("lasso"),
-      d: () => { this.useTool("decode"); this.moveCross([this.camera.width / 2, this.camera.height / 2]); },
-      Escape: () => this.clearSelection(),
-    }[event.key];
-    if (move) {
-      if (this.tool === "decode" && this.cross) {
-        const at = this.camera.toPixel(...this.cross);
-        this.moveCross([at[0] - 6 * move[0], at[1] - 6 * move[1]]);
-      } else {
-        this.camera.pan(40 * move[0], 40 * move[1]);
-        this.moved();
-      }
-    } else if (act) act();
-    else return;
-    event.preventDefault();
-  }
-
   step(by) {
-    const next = this.pinned < 0 ? 0 : (this.pinned + by + this.points.count) % this.points.count;
-    this.pin(next);
+    this.pin(this.pinned < 0 ? 0 : (this.pinned + by + this.points.count) % this.points.count);
   }
 
   zoomBy(factor) {
@@ -432,6 +371,15 @@ export class MapPart {
       button.setAttribute("aria-pressed", String(button.dataset.tool === tool));
     }
     if (tool === "decode" && !this.cross) this.moveCross([this.camera.width / 2, this.camera.height / 2]);
+  }
+
+  // A sentence over the map, for a moment.
+  say(text) {
+    if (this.hint.textContent !== text) announce(text);
+    this.hint.textContent = text;
+    this.hint.hidden = false;
+    clearTimeout(this.hintTimer);
+    this.hintTimer = setTimeout(() => { this.hint.hidden = true; }, 2500);
   }
 
   near([px, py]) {
@@ -461,13 +409,9 @@ export class MapPart {
   }
 
   pin(point, second = false) {
-    if (second && this.pinned >= 0) {
-      this.other = point;
-      this.context.state.set({ other: point });
-    } else {
-      this.pinned = point;
-      this.context.state.set({ row: point });
-    }
+    if (second && this.pinned >= 0) this.other = point;
+    else this.pinned = point;
+    this.tellRows();
     this.inspect(point);
     const row = this.rowOf(point);
     announce(this.contents.summary(row));
@@ -477,21 +421,24 @@ export class MapPart {
   }
 
   inspect(point) {
-    const row = this.rowOf(point);
+    const { row, step } = this.identity(point);
+    this.inspectRow(row, step);
+    this.inspector.dataset.point = point;
+  }
+
+  inspectRow(row, step) {
     // The cells of a table are shown above, so that only what is not a column remains.
     const columns = new Set((this.contents.contents.columns ?? []).map((column) => column.name));
-    const numbers = this.map.colours.filter((colour) => !columns.has(colour.name)).map((colour) => {
-      const value = colour.kind === "class" ? colour.levels[colour.values.array[row]] ?? "–" : number(valueAt(colour, row), 5);
-      return h("tr", {}, h("th", { scope: "row" }, colour.name), h("td", {}, value));
-    });
-    const step = this.space.step?.array[point] ?? null;
+    const numbers = this.map.colours.filter((colour) => !columns.has(colour.name)).map((colour) =>
+      h("tr", {}, h("th", { scope: "row" }, colour.name), h("td", {}, colourText(colour, row))));
     const shown = this.contents.contents.kind === "sequence" && this.contents.has(row)
-      ? this.contents.contents.variables.map((one) => this.contents.drawing(one, this.contents.values(row, one), { size: 150, mark: step }))
+      ? this.contents.contents.variables.map((one) => this.contents.drawing(one, this.contents.values(row, one), { size: 150, mark: step, label: `${one.name} of ${this.contents.name(row)}` }))
       : this.contents.show(row);
     clear(this.inspector).append(h("h3", {}, this.contents.name(row), step === null ? "" : `, step ${step}`),
       ...[shown].flat(), h("table", { class: "cells" }, h("tbody", {}, numbers)));
     this.inspector.dataset.row = row;
-    this.inspector.dataset.point = point;
+    delete this.inspector.dataset.point;
+    pictureTools(this.inspector, { name: "row", png: () => pictureOf(this.inspector) });
   }
 
   // Decoding -------------------------------------------------------------------------------------
@@ -502,30 +449,31 @@ export class MapPart {
     return this.view.axes ? this.latentAt(this.points.across[point], this.points.up[point]) : null;
   }
 
-  // The latent at a place of the plane.
+  // The latent at a place of the plane, within its support.
   latentAt(x, y) {
     const { across, up, origin, axes } = this.view;
     const a = across.low + ((across.high - across.low) * x) / 65534;
     const b = up.low + ((up.high - up.low) * y) / 65534;
-    return Float32Array.from(origin, (o, k) => o + a * axes[0][k] + b * axes[1][k]);
+    const [least, most] = this.space.support;
+    return Float32Array.from(origin, (o, k) => Math.min(most ?? Infinity, Math.max(least ?? -Infinity, o + a * axes[0][k] + b * axes[1][k])));
   }
 
   decodeRow(point) {
-    if (!this.explorer || this.map.spaces.some((space) => space.step)) return;
-    const row = this.rowOf(point), codes = {};
+    if (!this.explorer) return;
+    const row = this.rowOf(point), { values, unknown } = conditions(this.map, [row]);
+    let partly = null;
     for (const space of this.map.spaces) {
-      if (space.latent && !space.step && space.codes) {
-        codes[space.latent] = space.codes.array.slice(row * space.size, (row + 1) * space.size);
-      } else if (space === this.space && space.latent) codes[space.latent] = this.code(point);
-    }
-    const { given, latents } = this.explorer.variables;
-    const classes = {};
-    for (const { name, size, categorical } of [...given, ...latents]) {
-      const found = categorical && this.map.classes[name];
-      if (found) classes[name] = oneHot(size, found.array[row]);
+      if (!space.latent || space.step) continue;
+      if (space.codes) values[space.latent] = space.codes.array.slice(row * space.size, (row + 1) * space.size);
+      else if (space === this.space && this.view.axes) {
+        values[space.latent] = this.code(point);
+        if (space.size > 2) partly = space.latent;
+      }
+      // A posterior that is not finite gives no code.
+      if (!values[space.latent]?.every(Number.isFinite)) delete values[space.latent];
     }
     this.cross = [this.points.across[point], this.points.up[point]];
-    this.explorer.row(row, codes, classes);
+    this.explorer.row(row, { values, unknown, partly, about: this.space.latent });
   }
 
   moveCross([px, py]) {
@@ -542,13 +490,14 @@ export class MapPart {
       latent = this.code(point);
       [x, y] = [this.points.across[point], this.points.up[point]];
       from = `The code of ${this.contents.name(this.rowOf(point))}, the nearest row: this map has no way back to the latent.`;
-      if (!latent) return;
+      if (!latent) {
+        this.say("The page does not hold the codes of these rows.");
+        return;
+      }
     }
     this.cross = [x, y];
     this.decoded = latent;
-    this.explorer.set(this.space.latent, latent, {
-      alone: true, from, plane: { space: this.spaceIndex, u: x / 65534, v: y / 65534 },
-    });
+    this.explorer.set(this.space.latent, latent, { alone: true, from });
     this.drawOver();
   }
 
@@ -556,39 +505,76 @@ export class MapPart {
   decodedAt(values) {
     const value = values[this.space.latent];
     if (!value || !this.view.axes || !this.view.origin) return;
-    const { across, up, origin, axes } = this.view;
-    const along = (axis) => axis.reduce((sum, w, k) => sum + w * (value[k] - origin[k]), 0);
-    const place = (side, v) => ((v - side.low) / (side.high - side.low || 1)) * 65534;
-    this.cross = [place(across, along(axes[0])), this.space.size === 1 ? 32768 : place(up, along(axes[1]))];
+    this.cross = placeIn(this.view, value).map((share) => share * 65534);
     this.drawOver();
   }
 
   // Selections -----------------------------------------------------------------------------------
 
-  lasso(corners) {
+  // The only place that changes the selection: what is drawn, listed and saved, and its `key` in the
+  // address, are one. `message` is said instead of a selection.
+  select(mask, count, what, { key = {}, polygon = null, note = "", message = "" } = {}) {
+    this.selection = count ? { mask, count, what, note, polygon, of: this.viewName(), space: this.spaceIndex } : null;
+    this.message = this.selection ? "" : message;
+    this.context.state.set({ lasso: null, in: null, select: null, ...(this.selection ? key : {}) });
+    announce(message || `${plural(count, "point")} selected`);
+    this.showSelection();
+    this.redraw();
+  }
+
+  clearSelection(message = "") {
+    this.select(null, 0, "", { message });
+  }
+
+  get polygon() {
+    return this.selection?.polygon ?? null;
+  }
+
+  // The view, and which entries it shows, as the address names it.
+  viewName() {
+    return this.viewKey.endsWith("e") ? `${this.viewKey}.${this.entries.join(".")}` : this.viewKey;
+  }
+
+  // The points inside a polygon of this view, or of another view of the same latent.
+  lasso(corners, what = "lasso", name = this.viewName()) {
+    const view = name === this.viewName() ? this.view : this.viewOf(name);
+    if (!view) return;
     // Whole numbers, so that the address gives the same selection again.
     const polygon = corners.map((corner) => corner.map(Math.round));
-    this.polygon = polygon;
-    const { mask, count } = this.points.inside(polygon);
-    this.select(mask, count, "lasso");
-    this.context.state.set({ lasso: polygon.join(",") });
+    const points = view === this.view ? this.points : new Points(view.across.values.array, view.up.values.array);
+    const { mask, count } = points.inside(polygon);
+    this.select(mask, count, what, { polygon, key: { lasso: polygon.join(","), in: name }, message: count ? "" : "No point lies inside." });
+    if (this.selection) this.selection.of = name;
+    this.drawOver();
+  }
+
+  viewOf(name) {
+    const [i, j, ...entries] = name.split(".");
+    if (Number(i) !== this.spaceIndex) return null;
+    if (j !== "e") return this.space.views[Number(j)] ?? null;
+    const own = this.space.codes && entries.length === 2 && entries.map(Number);
+    return own && own.every((k) => Number.isInteger(k) && k >= 0 && k < this.space.size) ? this.entryView(own) : null;
+  }
+
+  // All points in the part of the map that is visible.
+  selectShown() {
+    const { width, height } = this.camera;
+    this.lasso([[0, 0], [width, 0], [width, height], [0, height]].map(([x, y]) => this.camera.toPlane(x, y)), "what was visible");
   }
 
   selectLevel(level) {
-    this.polygon = null;
-    this.context.state.set({ lasso: null });
-    const mask = new Uint8Array(this.points.count);
+    const { name, values, levels } = this.colour, mask = new Uint8Array(this.points.count);
     let count = 0;
     for (let i = 0; i < mask.length; i++) {
-      if (this.colour.values.array[this.rowOf(i)] === level) {
+      if (values.array[this.rowOf(i)] === level) {
         mask[i] = 1;
         count++;
       }
     }
-    this.select(mask, count, `${this.colour.name} ${this.colour.levels[level]}`);
+    this.select(mask, count, `${name} ${levels[level] ?? "unknown"}`, { key: { select: `class:${name}:${level}` } });
   }
 
-  selectRows(rows, what) {
+  selectRows(rows, what, more) {
     const wanted = new Set(rows), mask = new Uint8Array(this.points.count);
     let count = 0;
     for (let i = 0; i < mask.length; i++) {
@@ -597,22 +583,7 @@ export class MapPart {
         count++;
       }
     }
-    this.select(mask, count, what);
-  }
-
-  select(mask, count, what) {
-    this.selection = count ? { mask, count, what, space: this.spaceIndex } : null;
-    announce(`${plural(count, "point")} selected`);
-    this.showSelection();
-    this.redraw();
-  }
-
-  clearSelection() {
-    this.selection = null;
-    this.polygon = null;
-    this.context.state.set({ lasso: null });
-    this.showSelection();
-    this.redraw();
+    this.select(mask, count, what, more);
   }
 
   showSelection() {
@@ -623,69 +594,10 @@ export class MapPart {
     interpolationPanel(this.between, this);
   }
 
-  search(text) {
-    if (!text) return this.clearSelection();
-    const rows = [];
-    const { numbers, count } = this.map.rows;
-    if (/^\d+$/.test(text)) {
-      const wanted = Number(text);
-      for (let i = 0; i < count; i++) if ((numbers ? numbers.array[i] : i) === wanted) rows.push(i);
-    } else if (this.contents.contents.kind === "cells") {
-      const low = text.toLowerCase();
-      for (const column of this.contents.contents.columns) {
-        if (!column.levels) continue;
-        const hits = new Set(column.levels.flatMap((level, k) => (level.toLowerCase().includes(low) ? [k] : [])));
-        if (!hits.size) continue;
-        for (let i = 0; i < count; i++) {
-          const place = this.contents.place(i);
-          if (place >= 0 && hits.has(column.codes.array[place])) rows.push(i);
-        }
-      }
-    }
-    if (!rows.length) {
-      announce(`No row matches ${text}`);
-      clear(this.selected).append(h("h3", {}, "Selection"), h("p", {}, `No row matches “${text}”. Search for a row's number, or for a text in its cells.`));
-      return undefined;
-    }
-    this.selectRows(rows, `“${text}”`);
-    if (this.points && !this.rows) this.pin(rows[0]);
-    return undefined;
-  }
-
   // Saving ---------------------------------------------------------------------------------------
 
-  snapshot() {
-    const copy = h("canvas", { width: this.canvas.width, height: this.canvas.height });
-    copy.getContext("2d").drawImage(this.canvas, 0, 0);
-    return copy;
-  }
-
-  csv() {
-    const { splits, split } = this.map.rows, { step } = this.space;
-    const cells = new Map((this.contents.contents.columns ?? []).map((column) => [column.name, column]));
-    // The map rounds numbers for their colours; the cells have them as they are.
-    const value = (colour, row) => {
-      const cell = cells.get(colour.name), place = this.contents.place(row);
-      if (cell?.numbers && place >= 0) return valueAt(cell.numbers, place);
-      return colour.kind === "class" ? colour.levels[colour.values.array[row]] ?? "" : valueAt(colour, row);
-    };
-    // The split is the first column already. A table may have a column of that name, too.
-    const own = split ? this.map.colours.findIndex((c) => c.name === "split") : -1;
-    const colours = this.map.colours.filter((_, k) => k !== own);
-    const columns = ["split", "row", ...(step ? ["step"] : []), this.view.x || "x", this.view.y || "y", ...colours.map((c) => c.name)];
-    const rows = function* rows(map) {
-      for (let i = 0; i < map.points.count; i++) {
-        if (map.selection && !map.selection.mask[i]) continue;
-        const row = map.rowOf(i);
-        yield [splits[split ? split.array[row] : 0], map.map.rows.numbers?.array[row] ?? row, ...(step ? [step.array[i]] : []),
-          valueAt(map.view.across, i), valueAt(map.view.up, i), ...colours.map((c) => value(c, row))];
-      }
-    };
-    return { columns, rows: [...rows(this)] };
-  }
-
   saveSelection() {
-    const { columns, rows } = this.csv();
+    const { columns, rows } = csvOf(this, this.selection);
     save("selection.csv", "text/csv", toCsv(columns, rows));
   }
 
@@ -695,10 +607,4 @@ export class MapPart {
     if (this.pinned >= 0) this.inspect(this.pinned);
     this.explorer?.update();
   }
-}
-
-// A polygon with fewer corners, none of which moves by more than a pixel or so.
-export function simplified(polygon, most = 120) {
-  const step = Math.max(1, Math.ceil(polygon.length / most));
-  return polygon.filter((_, i) => i % step === 0);
 }

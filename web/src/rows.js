@@ -1,7 +1,7 @@
 // Showing a row: an image, the cells of a table, a sequence, or numbers. What p decodes is shown in
 // the same way.
 import { h, s, number, css } from "./dom.js";
-import { valueAt, valuesOf } from "./data.js";
+import { inUnits, valueAt, valuesOf } from "./data.js";
 import { inkAndPaper, classColour, rgb } from "./colours.js";
 
 // Contents of the rows of a map, by position.
@@ -41,19 +41,20 @@ export class Contents {
   show(row, { size = 160 } = {}) {
     if (!this.has(row)) {
       return h("p", { class: "quiet" },
-        "The page does not hold the contents of this row. ",
-        h("code", {}, "aevb serve"), " or ", h("code", {}, "aevb page --rows"), " shows it.");
+        `The page holds the contents of ${this.contents.count.toLocaleString("en")} random rows, and not of this one. `,
+        "A page of fewer rows holds the contents of all of them: ",
+        h("code", {}, `aevb page RUN --rows ${this.contents.count}`), ".");
     }
     const { kind } = this.contents;
     if (kind === "cells") return this.cells(row);
     return h("div", { class: "row-content" }, this.contents.variables.map((variable) =>
-      this.drawing(variable, this.values(row, variable), { size })));
+      this.drawing(variable, this.values(row, variable), { size, label: `${variable.name} of ${this.name(row)}` })));
   }
 
   // One variable of a row, or of what p decodes, in the units of the data.
-  drawing(variable, values, { size = 160, mark = null } = {}) {
-    if (variable.timed) return sequence(variable, values, { size, mark });
-    if (variable.image) return image(values, variable.image, size);
+  drawing(variable, values, { size = 160, mark = null, label = variable.name } = {}) {
+    if (variable.timed) return sequence(variable, values, { size, mark, label });
+    if (variable.image) return image(values, variable.image, size, label);
     if (variable.classes) return levels(variable.name, values.map((_, k) => `${k}`), values);
     return table(variable.columns ?? [variable.name], values);
   }
@@ -66,11 +67,23 @@ export class Contents {
   }
 
   // What p decodes for a variable (mean or draw, in the units of the model), as a drawing.
-  decoded(name, values, { size = 160, sd = null } = {}) {
+  decoded(name, values, { size = 160, sd = null, label = name } = {}) {
     const units = this.units[name];
     if (this.contents.kind === "cells") return decodedCells(units, values, sd);
     const variable = this.contents.variables.find((one) => one.name === name);
-    return this.drawing({ ...variable, timed: false }, inUnits(units, values), { size });
+    return this.drawing({ ...variable, timed: false }, inUnits(units, values), { size, label });
+  }
+
+  // What p decodes for a variable as rows [entry, kind, value] of a file, in the units of the data.
+  exported(name, { mean, sd, draw }) {
+    const units = this.units[name], found = [];
+    const variable = this.contents.variables?.find((one) => one.name === name);
+    if (this.contents.kind === "cells" && units) return exportedCells(units, { mean, sd, draw });
+    const entry = (j) => (variable?.columns?.length === mean.length ? variable.columns[j] : j);
+    inUnits(units, mean).forEach((v, j) => found.push([entry(j), "mean", v]));
+    if (sd) sd.forEach((v, j) => found.push([entry(j), "sd", Math.abs(units?.[j].scale ?? 1) * v]));
+    if (draw) inUnits(units, draw).forEach((v, j) => found.push([entry(j), "draw", v]));
+    return found;
   }
 
   // A label for tooltips and screen readers.
@@ -82,9 +95,6 @@ export class Contents {
     return `${this.name(row)}: ${some.join(", ")}`;
   }
 }
-
-export const inUnits = (units, values) =>
-  units ? Float64Array.from(values, (v, j) => units[j].location + units[j].scale * v) : values;
 
 // A cell as the table has it: all its digits, and no separators, as a year is no amount.
 export function cellText(column, place) {
@@ -129,6 +139,31 @@ function decodedCells(units, values, sd) {
   }));
 }
 
+// The same as rows of a file. A positive number is modelled by its logarithm: it has a median, and a
+// factor for one standard deviation.
+function exportedCells(units, { mean, sd, draw }) {
+  const first = units[0], found = [];
+  if (first.kind === "category" || first.kind === "ordered") {
+    first.levels.forEach((level, k) => found.push([`${first.column} = ${level}`, "probability", mean[k]]));
+    if (draw) found.push([first.column, "draw", first.levels[Array.from(draw).indexOf(Math.max(...draw))]]);
+    return found;
+  }
+  units.forEach((unit, j) => {
+    if (unit.kind === "binary") {
+      found.push([`${unit.column} = ${unit.levels[1]}`, "probability", mean[j]]);
+      if (draw) found.push([unit.column, "draw", unit.levels[Math.round(draw[j])]]);
+      return;
+    }
+    const at = (v) => (unit.scale === undefined ? v : unit.location + unit.scale * v);
+    const written = { date: (v) => new Date(v * 864e5).toISOString().slice(0, 10), positive: Math.exp }[unit.kind] ?? ((v) => v);
+    const positive = unit.kind === "positive", spread = sd && Math.abs(unit.scale ?? 1) * sd[j];
+    found.push([unit.column, positive ? "median" : "mean", written(at(mean[j]))]);
+    if (sd) found.push([unit.column, positive ? "factor of one sd" : unit.kind === "date" ? "sd in days" : "sd", positive ? Math.exp(spread) : spread]);
+    if (draw) found.push([unit.column, "draw", written(at(draw[j]))]);
+  });
+  return found;
+}
+
 // Probabilities of levels as bars.
 export function levels(name, texts, values) {
   return h("div", { class: "levels", role: "group", "aria-label": name }, h("strong", {}, name),
@@ -147,10 +182,10 @@ function table(columns, values) {
 }
 
 // An image with values from 0 (paper) to 1 (ink); three channels are colours.
-export function imageCanvas(values, shape) {
+export function imageCanvas(values, shape, label = "image") {
   const colour = shape.length === 3;
   const [height, width] = colour ? shape.slice(1) : shape;
-  const canvas = h("canvas", { width, height, class: "pixels" });
+  const canvas = h("canvas", { width, height, class: "pixels", role: "img", "aria-label": label });
   const context = canvas.getContext("2d");
   const picture = context.createImageData(width, height);
   const [ink, paper] = inkAndPaper();
@@ -167,15 +202,15 @@ export function imageCanvas(values, shape) {
   return canvas;
 }
 
-function image(values, shape, size) {
-  const canvas = imageCanvas(values, shape);
+function image(values, shape, size, label) {
+  const canvas = imageCanvas(values, shape, label);
   const [height, width] = shape.slice(-2);
   canvas.style.setProperty("width", `${Math.round((size * width) / Math.max(height, width))}px`);
   return canvas;
 }
 
 // A sequence [T, d]: lines for a few entries, an image for many.
-export function sequence(variable, values, { size = 160, mark = null, start = null } = {}) {
+export function sequence(variable, values, { size = 160, mark = null, start = null, label = "" } = {}) {
   const d = variable.shape.at(-1);
   let steps = values.length / d;
   const missing = (t) => values.subarray(t * d, (t + 1) * d).every(Number.isNaN);
@@ -189,7 +224,7 @@ export function sequence(variable, values, { size = 160, mark = null, start = nu
     }
     if (low >= 0 && high <= 1) { low = 0; high = 1; }
     for (let i = 0; i < steps * d; i++) flat[i] = (values[i] - low) / (high - low || 1);
-    const canvas = image(flat, [steps, d], size);
+    const canvas = image(flat, [steps, d], size, `${label}: ${steps} steps from top to bottom, ${d} entries across`);
     const box = h("div", { class: "heat" }, canvas);
     if (mark !== null) {
       const line = h("span", { class: "mark" });

@@ -140,21 +140,22 @@ export class Camera {
 }
 
 // Colour every point: `index[i]` is its place in `palette` (colours as 0xAABBGGRR).
-export function paint(image, points, camera, ratio, { index, palette, mask, paper, size, alpha }) {
+// Points of the place `hollow` are rings.
+export function paint(image, points, camera, ratio, { index, palette, hollow = -1, mask, paper, size, alpha }) {
   const pixels = new Uint32Array(image.data.buffer);
   const width = image.width, height = image.height;
   pixels.fill(paper);
   const sx = camera.scale * ratio, sy = -camera.scale * camera.aspect * ratio;
   const ox = width / 2 - camera.x * sx - size / 2, oy = height / 2 - camera.y * sy - size / 2;
   const { across, up, count } = points;
-  const stamp = disc(size, width);
-  const draw = (wanted, strength, grey) => {
+  const full = disc(size, width), ring = size < 4 ? full : disc(size, width, true);
+  const draw = (wanted, strength) => {
     const a = Math.round(strength * 256), b = 256 - a;
     for (let i = 0; i < count; i++) {
       if (mask && mask[i] !== wanted) continue;
       const x = (across[i] * sx + ox + 0.5) | 0, y = (up[i] * sy + oy + 0.5) | 0;
       if (x < 0 || y < 0 || x > width - size || y > height - size) continue;
-      const colour = grey ?? palette[index[i]];
+      const place = index[i], colour = palette[place], stamp = place === hollow ? ring : full;
       const rb = (colour & 0xff00ff) * a, g = (colour & 0xff00) * a, start = y * width + x;
       for (let k = 0; k < stamp.length; k++) {
         const p = start + stamp[k], old = pixels[p];
@@ -171,15 +172,14 @@ export function paint(image, points, camera, ratio, { index, palette, mask, pape
 }
 
 const discs = new Map();
-function disc(size, width) {
-  const key = `${size} ${width}`;
+function disc(size, width, hollow = false) {
+  const key = `${size} ${width} ${hollow}`;
   if (!discs.has(key)) {
     const middle = (size - 1) / 2, found = [];
     for (let y = 0; y < size; y++) {
       for (let x = 0; x < size; x++) {
-        if (size < 4 || (x - middle) ** 2 + (y - middle) ** 2 <= (size / 2) ** 2) {
-          found.push(y * width + x);
-        }
+        const far = (x - middle) ** 2 + (y - middle) ** 2;
+        if (size < 4 || (far <= (size / 2) ** 2 && !(hollow && far < (size / 2 - 1.5) ** 2))) found.push(y * width + x);
       }
     }
     if (discs.size > 50) discs.clear();

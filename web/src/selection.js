@@ -2,6 +2,8 @@
 import { h, clear, number, plural } from "./dom.js";
 import { valueAt } from "./data.js";
 import { imageCanvas } from "./rows.js";
+import { conditions, meanCodes } from "./conditions.js";
+import { pictureOf, pictureTools } from "./export.js";
 
 const SHOWN = 8; // most differences, and most example rows
 
@@ -10,7 +12,7 @@ export function selectionPanel(panel, map) {
   delete panel.dataset.count;
   const { selection } = map;
   if (!selection) {
-    panel.append(h("p", { class: "quiet" },
+    panel.append(h("p", { class: map.message ? "" : "quiet" }, map.message ||
       "Draw around points with the lasso, or click a colour of the legend, to see what these rows share."));
     return;
   }
@@ -18,9 +20,10 @@ export function selectionPanel(panel, map) {
   const unit = map.rows ? `${plural(selection.count, "point")} of ${plural(rows.length, "row")}` : plural(rows.length, "row");
   const share = (100 * rows.length) / map.map.rows.count;
   panel.dataset.count = selection.count;
-  panel.append(h("p", {}, h("strong", { class: "count" }, unit), ` (${number(share, 2)} % of the rows on the map). `,
+  panel.append(h("p", {}, h("strong", { class: "count" }, unit), ` (${selection.what}; ${number(share, 2)} % of the rows on the map). `,
+    selection.note ? `${selection.note} ` : "",
     h("button", { type: "button", class: "tiny", on: { click: () => map.clearSelection() } }, "clear"), " ",
-    h("button", { type: "button", class: "tiny", on: { click: () => map.saveSelection() } }, "save as CSV")));
+    h("button", { type: "button", class: "tiny", title: "Save the selected rows as CSV", on: { click: () => map.saveSelection() } }, "save as CSV")));
   const found = differences(map, rows);
   if (found.length) {
     panel.append(h("table", { class: "cells" },
@@ -30,6 +33,7 @@ export function selectionPanel(panel, map) {
         h("th", { scope: "row" }, name), h("td", {}, mine), h("td", {}, theirs), h("td", {}, effect))))));
   }
   panel.append(...pictures(map, rows));
+  pictureTools(panel, { name: "selection", png: () => pictureOf(panel) });
 }
 
 export function selectedRows(map) {
@@ -115,33 +119,49 @@ function pictures(map, rows) {
       for (let i = 0; i < size; i++) sum[i] += values[i];
     }
     found.push(h("div", { class: "strip" },
-      tile(imageCanvas(sum.map((v) => v / known.length), variable.image), "mean image"),
+      tile(imageCanvas(sum.map((v) => v / known.length), variable.image, "mean image of the selection"), "mean image"),
       h("div", { class: "tile mean-decoded" }),
-      spread(known, SHOWN).map((row) => tile(imageCanvas(map.contents.values(row, variable), variable.image), map.contents.name(row)))));
+      spread(known, SHOWN).map((row) => tile(imageCanvas(map.contents.values(row, variable), variable.image, map.contents.name(row)), map.contents.name(row)))));
   } else found.push(h("div", { class: "strip" }, h("div", { class: "tile mean-decoded wide" })));
-  decodeMean(map, found[0].querySelector(".mean-decoded"));
+  decodeMean(map, rows, found[0].querySelector(".mean-decoded"));
   return found;
 }
 
-async function decodeMean(map, place) {
-  const { space, explorer } = map;
-  if (!explorer || !space.latent || space.step || (!space.codes && !map.view.axes)) return place.remove();
-  const sum = new Float64Array(space.size);
-  let n = 0;
+// The mean code of the rows, decoded with their most frequent classes and mean given values.
+async function decodeMean(map, rows, place) {
+  const { space, decoding } = map;
+  if (!map.explorer || !space.latent || space.step) return place.remove();
+  const { values, words } = conditions(map.map, rows);
+  Object.assign(values, meanCodes(map.map, rows));
+  const flat = !space.codes && map.view.axes;
+  if (flat) values[space.latent] = meanOfPoints(map);
+  let result = null, failure = "";
+  try {
+    if (values[space.latent]) result = await decoding.run(values, { about: space.latent, purpose: "selection" });
+  } catch (error) {
+    failure = error.message;
+  }
+  if (failure) return place.append(h("span", { class: "bad" }, `Their mean code could not be decoded: ${failure}`));
+  if (!result || !place.isConnected) return place.remove();
+  const held = !decoding.free ? ": the nearest point that was decoded beforehand"
+    : words.length ? `, with ${words.join(", ")}` : "";
+  const text = `their mean code${flat && space.size > 2 ? " (of two principal components only)" : ""}, decoded${held}`;
+  place.append(...Object.entries(result.observed).map(([name, { mean: decoded }]) =>
+    map.contents.decoded(name, decoded, { size: 72, label: `${name}: ${text}` })), h("span", { class: "quiet" }, text));
+  return undefined;
+}
+
+// The mean place of the selected points in the plane, as a latent.
+function meanOfPoints(map) {
+  const { across, up } = map.points;
+  let x = 0, y = 0, n = 0;
   for (let i = 0; i < map.points.count; i++) {
-    if (!map.selection.mask[i]) continue;
-    const code = map.code(i);
-    for (let k = 0; k < sum.length; k++) sum[k] += code[k];
+    if (!map.selection.mask[i] || across[i] === 65535) continue;
+    x += across[i];
+    y += up[i];
     n++;
   }
-  const mean = Float32Array.from(sum, (v) => v / n);
-  const plane = map.view.axes ? { space: map.spaceIndex, u: 0.5, v: 0.5 } : null;
-  const values = { ...explorer.values, [space.latent]: mean };
-  const result = await map.decoding.run(values, { fixed: new Set([...Object.keys(values)].filter((name) => explorer.fixed.has(name) || name === space.latent)), plane });
-  if (!result) return place.remove();
-  place.append(...Object.entries(result.observed).map(([name, { mean: decoded }]) =>
-    map.contents.decoded(name, decoded, { size: 72 })), h("span", { class: "quiet" }, "their mean code, decoded"));
-  return undefined;
+  return n ? map.latentAt(x / n, y / n) : null;
 }
 
 const tile = (picture, text) => h("div", { class: "tile" }, picture, h("span", { class: "quiet" }, text));

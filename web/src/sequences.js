@@ -2,7 +2,7 @@
 import { h } from "./dom.js";
 import { valuesOf } from "./data.js";
 import { lines, sequence } from "./rows.js";
-import { pictureTools } from "./export.js";
+import { pictureOf, pictureTools } from "./export.js";
 
 // The points of a row in the order of its steps, as a path of the map.
 export function pathOf(map, row) {
@@ -36,12 +36,12 @@ function continuations(map, found) {
     const true_ = { values: valuesOf(found.data, r * steps * d, steps * d), steps, d, dashed: true, from: found.start - 1 };
     const picture = d <= 6 ? lines([...curves, past, true_], { size: 130, start: found.start - 1, names: variable?.columns, label: `row ${found.rows[r]} with ${draws} continuations` })
       : h("div", { class: "strip" }, Array.from({ length: Math.min(4, draws) }, (_, k) =>
-        sequence({ shape: [0, steps, d], columns: variable?.columns }, at(r, k), { size: 90, mark: found.start - 0.5 })));
+        sequence({ shape: [0, steps, d], columns: variable?.columns }, at(r, k), { size: 90, mark: found.start - 0.5, label: `continuation ${k + 1} of ${nameOf(map, found.rows[r])}` })));
     return h("div", { class: "tile wide" }, picture, h("span", { class: "quiet" }, nameOf(map, found.rows[r])));
   });
   const figure = h("figure", { class: "picture" }, h("div", { class: "strip" }, shown),
     h("figcaption", {}, `Continuations: up to step ${found.start - 1} the data, from there on ${draws} draws of p${d <= 6 ? "; the dashed line is what the data did" : ""}. The latents before the line are drawn from the posterior given the past.`));
-  pictureTools(figure, { name: "continuations", csv: () => ({ columns: ["row", "draw", "step", "entry", "value"],
+  pictureTools(figure, { name: "continuations", png: () => pictureOf(figure), csv: () => ({ columns: ["row", "draw", "step", "entry", "value"],
     rows: Array.from({ length: rows * draws }, (_, rk) => [...at(Math.floor(rk / draws), rk % draws)].map((v, i) =>
       [nameOf(map, found.rows[Math.floor(rk / draws)]), rk % draws, Math.floor(i / d), i % d, v])).flat() }) });
   return figure;
@@ -63,10 +63,15 @@ function latentPaths(map, spaces) {
       byRow.get(row).push(i);
     }
     const some = [...byRow.values()].slice(0, 20);
+    const entry = (k) => (size === 1 ? space.latent : `${space.latent}${k + 1}`);
     return Array.from({ length: shown }, (_, k) => h("div", { class: "tile wide" },
       lines(some.map((points) => ({ values: points.map((i) => space.codes.array[i * size + k]), steps: points.length, d: 1, faint: true })),
-        { size: 130, label: `${space.latent}${k + 1} over time, ${some.length} rows` }), h("span", { class: "quiet" }, `${space.latent}${k + 1}`)));
+        { size: 130, label: `${entry(k)} over time, ${some.length} rows` }), h("span", { class: "quiet" }, entry(k))));
   });
-  return h("figure", { class: "picture" }, h("div", { class: "strip" }, pictures),
-    h("figcaption", {}, "Latents over time: posterior means of the first rows, one line per row."));
+  const sizes = spaces.map((space) => space.size);
+  const figure = h("figure", { class: "picture" }, h("div", { class: "strip" }, pictures),
+    h("figcaption", {}, "Latents over time: posterior means of the first 20 rows on the map, one line per row" +
+      `${Math.max(...sizes) > 4 ? "; the first 4 entries of each latent" : ""}.`));
+  pictureTools(figure, { name: "latents-over-time", png: () => pictureOf(figure) });
+  return figure;
 }

@@ -4,6 +4,20 @@ export class State {
   constructor() {
     this.values = new URLSearchParams(location.hash.slice(1));
     this.timer = null;
+    addEventListener("hashchange", () => this.changed());
+  }
+
+  // Another address was typed or chosen from the history; a link to a part of the page is none.
+  changed() {
+    clearTimeout(this.timer);
+    const part = document.getElementById(location.hash.slice(1));
+    if (!part) {
+      location.reload();
+      return;
+    }
+    this.write();
+    part.setAttribute("tabindex", "-1");
+    part.focus();
   }
 
   get(name, otherwise = null) {

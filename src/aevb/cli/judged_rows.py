@@ -114,16 +114,6 @@ def loaded_rows(run: Path, file: str | None, missing: Sequence[str] | None) -> L
     rows = Split(dict(data), raw=dict(data))
     recipe = opened.recipe or Recipe(str(opened.file.path))
     told = (paragraph(found.changed, "  "),) if found.changed else ()
+    holds = [paragraph(text, "  ") for text in opened.schema.variables_text()]
     held_out = rows if found.which in ("held out", "validation") else None
-    return Loaded(rows, held_out, recipe, notes=(*_variables(opened.schema), *told))
-
-
-def _variables(schema: Schema) -> tuple[str, ...]:
-    """Say which columns each variable of the model holds."""
-    found = []
-    for name, columns in schema.variables.items():
-        shown = ", ".join(column.name for column in columns[:8]) + ", …" * (len(columns) > 8)
-        scaled = ", standardised" if columns[0].dense else ""
-        if shown != name:
-            found.append(paragraph(f"{name} holds {shown}{scaled}.", "  "))
-    return tuple(found)
+    return Loaded(rows, held_out, recipe, notes=(*holds, *told))

@@ -36,7 +36,7 @@ def open_for_page(
 
     ``live``: the run trains, so that its history is ahead of its last checkpoint, or has none.
     """
-    from aevb.page.sections import Opened
+    from aevb.page.sections import Opened, reason_of
     from aevb.runtime.checked_files import DataWarning, IntegrityWarning
     from aevb.training.checkpoint import folders
     from aevb.training.run import Run
@@ -55,9 +55,9 @@ def open_for_page(
             if not is_density(folder):
                 run = Run.load(folder)
             model = open_run(folder)
-        except (ValueError, OSError, RuntimeError) as error:
+        except Exception as error:
             if not (live and not folders(folder)):
-                problems.append(f"The trained model cannot be read: {error}")
+                problems.append(f"The trained model cannot be read: {reason_of(error)}")
         history, damaged = read_rows(folder, {}, 2**62)
         if damaged and run is None:  # a run that can be read has said so itself
             problems.append(
@@ -68,11 +68,11 @@ def open_for_page(
             recipe = recipe_of(folder)
             if model is not None and with_rows:
                 subject, notes = _subject(folder, model, run, recipe, data, name or folder.name)
-        except (ValueError, OSError) as error:
+        except Exception as error:
             if data is not None:
                 raise  # the command names rows that are not there, or that do not fit
             if model is not None:
-                problems.append(f"The rows cannot be read, so there is no map: {error}")
+                problems.append(f"The rows cannot be read, so there is no map: {reason_of(error)}")
     ours = DataWarning if live else (DataWarning, IntegrityWarning)
     problems += [str(one.message) for one in caught if issubclass(one.category, ours)]
     declared = model if model is not None else _declared(folder, problems)
@@ -111,13 +111,23 @@ def _subject(
             )
         table = open_table(folder, data, tell=False)
         return replace(known, splits=_table_splits(table, recipe, data), schema=table.schema), ()
-    loaded = load_rows(folder, model, data, None, 0)
+    lost = False
+    try:
+        loaded = load_rows(folder, model, data, None, 0)
+    except (ValueError, OSError) as error:
+        if data is not None or recipe is None or not recipe.validation:
+            raise
+        loaded = load_rows(folder, model, None, None, 0, whole=True)
+        _warn_of_validation(recipe, error)
+        lost = True
     from aevb.cli.use import _image_shape
 
     first = model.graph.observed[0]
     image = None if model.graph.timed[first] else _image_shape(model.graph, first, loaded.recipe)
     own = recipe is not None and data in (None, recipe.data)
     splits = _splits(loaded, own=own)
+    if lost:
+        splits = [replace(splits[0], name="training")]
     return replace(known, splits=splits, recipe=loaded.recipe, image=image), loaded.notes
 
 
@@ -182,9 +192,24 @@ def _table_splits(table: Any, recipe: Recipe | None, data: str | None) -> list[S
         ]
     found = [_table_split(table, "training", everything)]
     if recipe.validation:
-        other = open_table(table.run, recipe.validation, tell=False)
-        found.append(_table_split(other, "validation", np.arange(other.known.num_rows)))
+        try:
+            other = open_table(table.run, recipe.validation, tell=False)
+            found.append(_table_split(other, "validation", np.arange(other.known.num_rows)))
+        except (ValueError, OSError) as error:
+            _warn_of_validation(recipe, error)
     return found
+
+
+def _warn_of_validation(recipe: Recipe, error: Exception) -> None:
+    from aevb.runtime.checked_files import DataWarning
+
+    warnings.warn(
+        DataWarning(
+            f"The validation rows of {recipe.validation} cannot be read, so the page shows the "
+            f"training rows only: {error}"
+        ),
+        stacklevel=2,
+    )
 
 
 def _table_split(table: Any, name: str, rows: np.ndarray) -> Split:

@@ -10,7 +10,7 @@ from aevb.cli.data_argument import ROWS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from aevb.data.datasets import Loaded, Recipe
+    from aevb.data.datasets import Loaded
     from aevb.data.sources import Source
     from aevb.model import Model
 
@@ -18,44 +18,20 @@ if TYPE_CHECKING:
 def units_note(model: Model, loaded: Loaded) -> list[str]:
     """Say in which units bounds and log p are, and what to add for the units of the data.
 
-    The list is empty if they are in the units of the data already.
+    Without such a sentence, the list holds the notes on the rows.
     """
-    from aevb.data.datasets import log_spreads
+    from aevb.data.units import densities_note
 
-    graph, recipe = model.graph, loaded.recipe
-    spreads = log_spreads(recipe, graph)
-    if not spreads:
-        return list(loaded.notes)
-    terms = [
-        f"{-spread.sum():.3f} nats per "
-        f"{'step' if graph.timed[name] and spread.ndim == 1 else 'row'} ({name}, no cell missing)"
-        for name, spread in spreads.items()
-    ]
-    return [
-        f"Bounds and log p are of {_as_prepared(recipe, list(spreads))}. For the units of the "
-        f"data add {' and '.join(terms)}."
-    ]
+    note = densities_note(loaded.recipe, model.graph)
+    return [note] if note else list(loaded.notes)
 
 
 def statistics_note(model: Model, loaded: Loaded) -> list[str]:
     """Say in which units statistics of observed variables are, if not in those of the data."""
-    from aevb.data.datasets import log_spreads
+    from aevb.data.units import statistics_note as note_on
 
-    names = list(log_spreads(loaded.recipe, model.graph))
-    return (
-        [f"Statistics are of {_as_prepared(loaded.recipe, names)}, not in the units of the data."]
-        if names
-        else list(loaded.notes)
-    )
-
-
-def _as_prepared(recipe: Recipe, names: list[str]) -> str:
-    x = ", ".join(names)
-    return (
-        f"standardised {x}"
-        if recipe.prepare == "standardise"
-        else f"{x} with grey levels from 0 to 1 ({recipe.prepare})"
-    )
+    note = note_on(loaded.recipe, model.graph)
+    return [note] if note else list(loaded.notes)
 
 
 @dataclass(frozen=True)
@@ -75,6 +51,7 @@ class Units:
         import torch
 
         from aevb.data.datasets import log_jacobian, log_spreads
+        from aevb.data.units import as_prepared
 
         recipe, names = loaded.recipe, list(log_spreads(loaded.recipe, model.graph))
         if not names:
@@ -86,7 +63,7 @@ class Units:
         found = [log_jacobian(recipe, model.graph, part) for part in parts]
         rows = {name: torch.cat([part[name] for part in found]).cpu() for name in names}
         mean = float(torch.stack(list(rows.values())).sum(0).mean())
-        prepared, x = _as_prepared(recipe, names), ", ".join(names)
+        prepared, x = as_prepared(recipe, names), ", ".join(names)
         if recipe.prepare != "standardise":
             return cls(
                 {},

@@ -124,7 +124,7 @@ def checks(
             with parts.part("predictive"):
                 # A replicate goes through q and p, about as much work as a sample.
                 most = int(CHECK_WORK / (REPLICATES * work_of(model, rows.some(1))))
-                entries = sum(value[0].numel() for value in rows.some(1).values())
+                entries = sum(value.numel() for value in rows.some(1).values())
                 most = min(CHECK_ROWS, most, CHECKED // entries)
                 most = max(MANY_ROWS, most)
                 found["predictive"] = _predictive(model, rows.data, most, seed)
@@ -432,7 +432,6 @@ def _evidence(found: Evidence) -> dict[str, Any]:
         "stderr": plain(found.error),
         "between": plain(float(values.std(ddof=1)) / math.sqrt(n)) if n > 1 else None,
         "method": found.method,
-        "samples": found.diagnostics.get("samples"),
         "rows": n,
         "notes": list(found.notes),
         "values": pack(values, "f4"),
@@ -477,7 +476,6 @@ def _gap(model: Model, batch: Batch, shift: Tensor | float, seed: int) -> dict[s
         "method": found.method,
         "rows": n,
         "notes": list(found.notes),
-        "text": str(found),
     }
 
 

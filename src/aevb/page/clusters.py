@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from aevb.page.colours import class_title
+from aevb.page.conditions import best_class
 from aevb.page.contents import pack_numbers, shown
 from aevb.page.measures import Measures
-from aevb.page.packing import pack
 from aevb.page.subject import Rows, Subject
 from aevb.tables.cells import frame_of
 from aevb.tables.declarations import PART
@@ -34,40 +34,22 @@ def pack_clusters(
     return found
 
 
-def pack_classes(rows: Rows, measures: Measures) -> dict[str, Any]:
-    """The most probable class of every row, by latent, and the class of given variables.
-
-    The browser decodes a row from them and from the codes of its continuous latents.
-    """
-    graph = rows.subject.model.graph
-    found = {
-        name: code.argmax(1)
-        for name, code in measures.codes.items()
-        if graph.rule("p", name).spec.categorical and code.ndim == 2
-    }
-    given = [name for name in graph.given if not graph.timed[name] and graph.size(name) > 1]
-    found |= {name: np.zeros(len(rows), dtype=int) for name in given}
-    for at, batch in rows.batches():
-        for name in given:
-            found[name][at] = batch[name][0].argmax(-1).cpu().numpy()
-    return {name: pack(values, "u2") for name, values in found.items()}
-
-
 def _of(
     rows: Rows, name: str, probs: np.ndarray, available: np.ndarray, seed: int
 ) -> dict[str, Any]:
-    best, certainty = probs.argmax(1), probs.max(1)
+    best, certainty = best_class(probs), probs.max(1)
     # The second best cluster says with which other one a doubtful row may be confused.
     second = np.argsort(probs, axis=1)[:, -2] if probs.shape[1] > 1 else best
-    labels, drawn = rows.labels(), _draws(rows.subject, name, probs.shape[1], seed)
+    sizes = np.bincount(best[best >= 0], minlength=probs.shape[1])
+    listed = sorted(np.argsort(-sizes, kind="stable")[:MOST].tolist())
+    labels, names = rows.labels(), rows.subject.label_names
     clusters = []
-    for k in range(min(probs.shape[1], MOST)):
+    for k in listed:
         mine = np.flatnonzero((best == k) & available)
         order = mine[np.argsort(-certainty[mine], kind="stable")]
         cluster: dict[str, Any] = {
             "number": k,
-            "size": int((best == k).sum()),
-            "expected": float(probs[:, k].sum()),
+            "size": int(sizes[k]),
             "typical": order[:MEMBERS].tolist(),
             "doubtful": [
                 {"row": int(i), "p": float(certainty[i]), "other": int(second[i])}
@@ -79,19 +61,25 @@ def _of(
             there = labels[(best == k) & (labels >= 0)]
             values, counts = np.unique(there, return_counts=True)
             order = np.argsort(-counts)
-            cluster["labels"] = [[int(values[j]), int(counts[j])] for j in order[:8]]
+            cluster["labels"] = [
+                [names[values[j]] if names else int(values[j]), int(counts[j])] for j in order[:8]
+            ]
+            cluster["labelled"] = len(there)
         clusters.append(cluster)
     return {
         "latent": name,
         "colour": class_title(name),
         "count": probs.shape[1],
         "clusters": clusters,
-        "draws": drawn,
+        "empty": int((sizes == 0).sum()),
+        "undecided": int((best < 0).sum()),  # rows whose posterior is not finite
+        "among": int(available.sum()),  # rows from which members are chosen
+        "draws": _draws(rows.subject, name, listed, seed),
     }
 
 
-def _draws(subject: Subject, name: str, count: int, seed: int) -> dict[str, Any] | None:
-    """Draws of the observed variables for every class, or None if p cannot fix the class.
+def _draws(subject: Subject, name: str, listed: list[int], seed: int) -> dict[str, Any] | None:
+    """Draws of the observed variables for some classes, or None if p cannot fix the class.
 
     Images are the means of the likelihood; everything else is drawn.
     """
@@ -101,7 +89,7 @@ def _draws(subject: Subject, name: str, count: int, seed: int) -> dict[str, Any]
     if any(other in graph.given for ref in graph.p for other in _parents(graph, ref)):
         return None
     drawn = []
-    for k in range(min(count, MOST)):
+    for k in listed:
         fixed: dict[str, Any] = {name: k}
         drawn.append(model.sample(DRAWN, mean=subject.image is not None, seed=seed + k, **fixed))
     arrays = {

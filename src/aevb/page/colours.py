@@ -7,15 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from aevb.page.contents import entry_names, levels_of, numbers_of, values_of
+from aevb.page.conditions import best_class
+from aevb.page.contents import (
+    dates_of,
+    entry_names,
+    levels_of,
+    numbers_of,
+    texts_of,
+    values_of,
+    whole_table,
+)
 from aevb.page.measures import Measures
 from aevb.page.packing import pack, quantised
 from aevb.page.subject import Rows
+from aevb.tables.columns import Column
 from aevb.tables.declarations import PART
 
 BUDGET = 6 * 2**20  # most bytes of all colours; those of later ones are left out
 MOST_LEVELS = 40  # of a class that has colours
 MOST_CLASSES = 254  # of labels and clusters: a colour is a byte, and one value stands for unknown
+STEPS = 4000  # fewest steps of 16 bits between the ends of a scale; otherwise 32 bits are stored
 
 
 def class_title(latent: str) -> str:
@@ -28,19 +39,20 @@ def class_title(latent: str) -> str:
 
 
 def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the colours, and the names of those that were left out for their size."""
+    """Return the colours, and sentences on those that were left out."""
     found: list[dict[str, Any]] = []
     graph = rows.subject.model.graph
     labels = rows.labels()
     if labels is not None and labels.max() < MOST_CLASSES:
-        found.append(classes("label", labels, [str(k) for k in range(int(labels.max()) + 1)]))
+        names = rows.subject.label_names or [str(k) for k in range(int(labels.max()) + 1)]
+        found.append(classes("label", labels, list(names)))
     elif labels is not None:
         found.append(number("label", np.where(labels < 0, np.nan, labels)))
     for name, code in measures.codes.items():
         if graph.rule("p", name).spec.categorical and code.ndim == 2 and name != PART:
             if code.shape[1] <= MOST_CLASSES:
                 levels = [str(k) for k in range(code.shape[1])]
-                found.append(classes(class_title(name), code.argmax(1), levels))
+                found.append(classes(class_title(name), best_class(code), levels))
             found.append(number(f"certainty of {name}", code.max(1), "probability of its cluster"))
         elif graph.rule("p", name).spec.categorical and code.ndim == 3:
             found += _states(name, code)
@@ -49,7 +61,7 @@ def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], 
         found.append(classes("split", rows.split, [split.name for split in splits]))
     for name, values in measures.numbers.items():
         found.append(number(name, values, measures.notes.get(name, "")))
-    given = _columns(rows) if rows.subject.schema is not None else _given(rows)
+    given, many = _columns(rows) if rows.subject.schema is not None else (_given(rows), [])
     what = "column" if rows.subject.schema is not None else "data"
     found = _distinct(found, given, what, graph.given)
     kept: list[dict[str, Any]] = []
@@ -58,7 +70,18 @@ def pack_colours(rows: Rows, measures: Measures) -> tuple[list[dict[str, Any]], 
     for colour in found:
         size += len(colour["values"]["b"])
         (kept if size <= BUDGET * 4 / 3 else left).append(colour)
-    return kept, [colour["name"] for colour in left]
+    problems = []
+    if left:
+        problems.append(
+            f"The map cannot be coloured by {', '.join(colour['name'] for colour in left)}: the "
+            f"file would become too large. aevb page --rows N shows fewer rows."
+        )
+    if many:
+        problems.append(
+            f"The map has no colours for {', '.join(many)}: more than {MOST_LEVELS} different "
+            f"texts."
+        )
+    return kept, problems
 
 
 def _distinct(
@@ -111,33 +134,57 @@ def number(name: str, values: np.ndarray, note: str = "") -> dict[str, Any]:
     if infinite:
         note = "; ".join(filter(None, [note, f"infinite in {infinite:,} rows"]))
     ends = np.quantile(finite, [0.01, 0.99]) if len(finite) else np.zeros(2)
-    return {
+    found = {
         "name": name,
         "kind": "number",
         "note": note,
         "from": float(ends[0]),
         "to": float(ends[1]),
-        **quantised(values),
     }
+    with np.errstate(over="ignore"):
+        extent = float(finite.max() - finite.min()) if len(finite) else 0.0
+        # One outlier would make the steps of 16 bits coarser than the differences of most rows.
+        coarse = extent / 65534 > float(ends[1] - ends[0]) / STEPS
+        if not coarse or float(np.abs(finite).max()) > np.finfo(np.float32).max:
+            return found | quantised(values)
+    return found | {"values": pack(np.where(np.isfinite(values), values, np.nan), "f4")}
 
 
-def _columns(rows: Rows) -> list[dict[str, Any]]:
-    """The columns of a table, without texts that are different in most rows."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-
-    splits = rows.subject.splits
-    parts = [split.cells.take(rows.index[rows.split == i]) for i, split in enumerate(splits)]
-    whole = pa.concat_tables(parts, promote_options="permissive")
-    found = []
+def _columns(rows: Rows) -> tuple[list[dict[str, Any]], list[str]]:
+    """The columns of a table, and the names of those with too many different texts."""
+    schema = rows.subject.schema
+    assert schema is not None
+    whole = whole_table(rows)
+    found, many = [], []
+    known = {column.name: column for column in schema.columns}
     for name in whole.column_names:
-        values = numbers_of(whole[name])
+        column = known.get(name)
+        dates = dates_of(whole[name])
+        if dates is not None:
+            found.append(number(name, dates) | {"date": True})
+            continue
+        values = None if column is not None and column.listed else numbers_of(whole[name])
         if values is not None and len(np.unique(values[~np.isnan(values)])) > 2:
             found.append(number(name, values))
             continue
-        codes, levels = levels_of(whole[name])
+        codes, levels = _in_order(column, *levels_of(whole[name]))
         if 1 < len(levels) <= MOST_LEVELS:
             found.append(classes(name, codes, levels))
-    return found
+        elif len(levels) > MOST_LEVELS:
+            many.append(name)
+    return found, many
+
+
+def _in_order(
+    column: Column | None, codes: np.ndarray, levels: list[str]
+) -> tuple[np.ndarray, list[str]]:
+    """Levels in the order of the schema; those that it does not list come last."""
+    if column is None or not column.listed:
+        return codes, levels
+    known = [text for text in texts_of(column.levels) if text in levels]
+    order = [*known, *(text for text in levels if text not in known)]
+    place = np.array([*(order.index(text) for text in levels), len(levels)])
+    return place[codes], order
 
 
 def _given(rows: Rows) -> list[dict[str, Any]]:

@@ -185,20 +185,39 @@ def _stack(parts: Sequence[tuple[np.ndarray, np.ndarray]], n: int) -> np.ndarray
 
 def _cells(rows: Rows) -> dict[str, Any]:
     """The cells of a table, those of columns that the model does not read among them."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-
     subject = rows.subject
     assert subject.schema is not None
-    parts = [
-        split.cells.take(rows.index[rows.split == i]) for i, split in enumerate(subject.splits)
-    ]
-    whole = pa.concat_tables(parts, promote_options="permissive")
-    # Rows of a page are in the order of their splits, and so are the parts.
+    whole = whole_table(rows)
     columns, left = [], ALL_TEXTS
     for name in whole.column_names:
         columns.append(_column(subject.schema, name, whole[name], min(left, TEXTS)))
         left -= sum(map(len, columns[-1].get("levels", ())))
     return {"columns": columns}
+
+
+def whole_table(rows: Rows) -> Any:
+    """The cells of the rows as one ``pyarrow.Table``, in the order of the rows.
+
+    A column that holds texts in one split and numbers in another is one of texts.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    # Rows of a page are in the order of their splits, and so are the parts.
+    parts = [
+        split.cells.take(rows.index[rows.split == i]) for i, split in enumerate(rows.subject.splits)
+    ]
+    for name in dict.fromkeys(name for part in parts for name in part.column_names):
+        having = [i for i, part in enumerate(parts) if name in part.column_names]
+        try:
+            pa.concat_tables(
+                [parts[i].select([name]) for i in having], promote_options="permissive"
+            )
+        except pa.ArrowException:
+            for i in having:
+                place, cells = parts[i].column_names.index(name), parts[i][name].to_pylist()
+                texts = [None if _is_missing(cell) else _text(cell) for cell in cells]
+                parts[i] = parts[i].set_column(place, name, pa.array(texts, pa.string()))
+    return pa.concat_tables(parts, promote_options="permissive")
 
 
 def _column(schema: Schema, name: str, cells: Any, texts: int) -> dict[str, Any]:
@@ -223,6 +242,24 @@ def numbers_of(cells: Any) -> np.ndarray | None:
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return None
     return np.asarray(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+
+def dates_of(cells: Any) -> np.ndarray | None:
+    """A column of dates or times as days since 1970 with NaN; None if it holds none."""
+    import pyarrow as pa
+
+    kind = cells.type
+    if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+        return None
+    times = cells.cast(pa.timestamp("us")) if pa.types.is_date(kind) else cells
+    found = times.to_numpy().astype("datetime64[us]")
+    days = found.astype(np.int64) / 86_400e6
+    return np.where(np.isnat(found), np.nan, days)
+
+
+def texts_of(levels: Sequence[Any]) -> list[str]:
+    """The texts by which a page shows the levels of a column."""
+    return [_text(level) for level in levels]
 
 
 def _is_whole(cells: Any) -> bool:
@@ -293,7 +330,7 @@ def pack_units(subject: Subject) -> dict[str, Any]:
 def _units(column: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"column": column.name, "kind": column.kind}
     if column.listed:
-        return found | {"levels": [_text(level) for level in column.levels]}
+        return found | {"levels": texts_of(column.levels)}
     if column.dense:
         return found | {"location": float(column.location), "scale": float(column.scale)}
     return found

@@ -59,7 +59,9 @@ def export(
     """Write p as a program for the browser.
 
     The result is ``{"runs": True, "nodes": […], "given": {…}, "precision": "f2" or "f4", "error":
-    …}`` with one node per variable of p, parents first, or ``{"runs": False, "why": sentence}``.
+    …}`` with one node per variable of p, parents first, or ``{"runs": False, "why": sentence,
+    "static": …, "parents": {…}}``: a model that is not static has time steps, and nothing can
+    decode its points.
 
     Weight matrices are stored in half precision if that changes no mean of p by more than 1e-3,
     relative to max(1, |mean|), for 256 draws from p. Otherwise they are stored in single precision.
@@ -71,23 +73,24 @@ def export(
     try:
         _check(model)
     except NotForAPageError as reason:
-        return {"runs": False, "why": str(reason)}
+        return {"runs": False, "why": str(reason)} | _described_graph(model.graph)
     errors = _rounding_errors(model)
     if precision is None:
         precision = "f2" if errors["f2"] < HALF_TOLERANCE else "f4"
     error = errors[precision]
     graph = model.graph
-    nodes = [_given_node(graph, name) for name in _given_of_p(graph)]
+    nodes = [_given_node(graph, name) for name in given_of_p(graph)]
     nodes += [
         _node(graph, entry, model.factors[entry.id], precision)
         for entry in (graph.rule("p", name) for name in _order(graph))
     ]
     return {
         "runs": True,
+        **_described_graph(graph),
         "nodes": nodes,
         "given": {
             name: {"shape": list(graph.shapes[name]), "categorical": name in categorical}
-            for name in _given_of_p(graph)
+            for name in given_of_p(graph)
         },
         "precision": precision,
         "error": error if math.isfinite(error) else None,
@@ -109,13 +112,26 @@ def _check(model: DeclaredModel) -> None:
         )
 
 
+def _described_graph(graph: Graph) -> dict[str, Any]:
+    """Whether p has no time steps, and what each of its variables reads."""
+    return {
+        "static": _timed_of(graph) is None,
+        "parents": {name: [ref.name for ref in graph.reads("p", name)] for name in graph.p},
+    }
+
+
+def _timed_of(graph: Graph) -> str | None:
+    """The first variable of p that has time steps."""
+    return next((name for name in (*given_of_p(graph), *graph.p) if graph.timed[name]), None)
+
+
 def _check_static(graph: Graph) -> None:
-    for name in (*_given_of_p(graph), *graph.p):
-        if graph.timed[name]:
-            raise NotForAPageError(
-                f"{name}[t] is a sequence, and only a model without time steps can be decoded "
-                f"point by point."
-            )
+    name = _timed_of(graph)
+    if name is not None:
+        raise NotForAPageError(
+            f"{name}[t] is a sequence, and only a model without time steps can be decoded point by "
+            f"point."
+        )
 
 
 def _check_entry(entry: Entry, factor: nn.Module) -> None:
@@ -143,7 +159,7 @@ def _check_entry(entry: Entry, factor: nn.Module) -> None:
             )
 
 
-def _given_of_p(graph: Graph) -> list[str]:
+def given_of_p(graph: Graph) -> list[str]:
     """The given variables that p reads."""
     read = {ref.name for name in graph.p for ref in graph.reads("p", name)}
     return [name for name in graph.given if name in read]
@@ -258,7 +274,7 @@ def _rounding_errors(model: DeclaredModel) -> dict[str, float]:
     graph = model.graph
     with model._evaluating(0):
         rows = np.random.default_rng(0)
-        given = {name: _given_rows(rows, graph, name) for name in _given_of_p(graph)}
+        given = {name: _given_rows(rows, graph, name) for name in given_of_p(graph)}
         program = _run(model, given, MEASURED_ROWS, draw=True)
         drawn = {name: program.values[name].cpu() for name in (*graph.stochastic, *given)}
         exact = _means(graph, _copies(model, torch.float64), drawn)
@@ -432,7 +448,7 @@ def _run(model: DeclaredModel, known: Mapping[str, np.ndarray], n: int, *, draw:
     """Compute all variables of a static p that are not known."""
     graph, like = model.graph, model._parameter()
     program = Program(graph, model.factors, {})
-    for name in _given_of_p(graph):
+    for name in given_of_p(graph):
         program.values[name] = like.new_zeros(1, n, graph.size(name))
     for name, value in known.items():
         tensor = torch.as_tensor(value).to(like).unsqueeze(0)

@@ -33,9 +33,14 @@ class Space:
     row: np.ndarray | None = None
     step: np.ndarray | None = None
     binary: bool = False  # the latent is 0 or 1, and the points are its probabilities
+    support: tuple[float | None, float | None] = (None, None)  # the ends of its values
+    whole: bool = False  # the values are whole numbers
+    note: str = ""
 
 
-def spaces(graph: Graph, codes: Mapping[str, np.ndarray], data: Space | None) -> list[Space]:
+def spaces(
+    graph: Graph, codes: Mapping[str, np.ndarray], data: Space | None, seed: int = 0
+) -> list[Space]:
     """The spaces of all latents that are no classes; that of the data if there is none.
 
     ``codes`` are posterior means. Those of a Bernoulli latent are probabilities.
@@ -46,19 +51,37 @@ def spaces(graph: Graph, codes: Mapping[str, np.ndarray], data: Space | None) ->
         if spec.categorical:
             continue
         names = (name,) if d == 1 else tuple(f"{name}{j + 1}" for j in range(d))
-        space = _timed(name, code) if code.ndim == 3 else Space(name, code)
-        binary = spec.support is constraints.boolean
-        found.append(replace(space, names=names, binary=binary))
+        space = _timed(name, code, seed) if code.ndim == 3 else Space(name, code)
+        found.append(
+            replace(
+                space,
+                names=names,
+                binary=spec.support is constraints.boolean,
+                support=_ends(spec.support),
+                whole=bool(spec.support.is_discrete),
+            )
+        )
     return found or ([] if data is None else [data])
 
 
-def _timed(name: str, code: np.ndarray) -> Space:
-    """One point per row and step, of as many rows as the map can hold."""
+def _ends(support: Any) -> tuple[float | None, float | None]:
+    """The smallest and the largest value of a support; None where it has no end."""
+    if support is constraints.boolean:
+        return 0.0, 1.0
+    low, high = (getattr(support, end, None) for end in ("lower_bound", "upper_bound"))
+    return None if low is None else float(low), None if high is None else float(high)
+
+
+def _timed(name: str, code: np.ndarray, seed: int) -> Space:
+    """One point per row and step: of all rows, or of as many random ones as the map can hold."""
     real = ~np.isnan(code).any(-1)
-    ends = real.sum(1).cumsum()
+    order = np.random.default_rng(seed).permutation(len(code))
+    ends = real[order].sum(1).cumsum()
     rows = max(1, int(np.searchsorted(ends, MOST_STEPS, side="right")))
-    row, step = np.nonzero(real[:rows])
-    return Space(name, code[row, step], row=row, step=step)
+    kept = np.sort(order[:rows])
+    row, step = np.nonzero(real[kept])
+    note = f"The map holds {rows:,} random sequences of {len(code):,}." if rows < len(code) else ""
+    return Space(name, code[kept[row], step], row=kept[row], step=step, note=note)
 
 
 def pack_space(space: Space, seed: int, *, embed: bool = True) -> dict[str, Any]:
@@ -66,7 +89,7 @@ def pack_space(space: Space, seed: int, *, embed: bool = True) -> dict[str, Any]
     points, d = space.points, space.points.shape[1]
     finite = np.isfinite(points).all(1)
     real = points[finite] if finite.any() else np.zeros((1, d))
-    notes = []
+    notes = [space.note] if space.note else []
     if space.binary:
         notes.append(f"{space.latent} is 0 or 1: the points are probabilities of 1.")
     if not finite.all():
@@ -95,6 +118,8 @@ def pack_space(space: Space, seed: int, *, embed: bool = True) -> dict[str, Any]
         "sd": _plain(real.std(0, dtype=np.float64)),
         "low": _plain(real.min(0)),
         "high": _plain(real.max(0)),
+        "support": list(space.support),
+        "whole": space.whole,
     }
 
 

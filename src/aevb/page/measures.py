@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.data.datasets import log_jacobian
+from aevb.data.datasets import log_jacobian, log_spreads
+from aevb.data.units import as_prepared
 from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import masks_of, real_steps
@@ -96,6 +97,12 @@ def measure(rows: Rows, seed: int = 0, *, evidence: bool = True) -> Measures:
         notes["log p"] = f"{notes.get('log p', '')} a missing cell adds no term".strip()
     if rows.subject.schema is not None or rows.subject.standardised:
         notes["reconstruction error"] = f"of {graph.observed[0]}, in units of the model"
+    if rows.subject.recipe is not None and not rows.subject.standardised:
+        prepared = list(log_spreads(rows.subject.recipe, graph))
+        if prepared and rows.subject.schema is None:
+            of = f"of {as_prepared(rows.subject.recipe, prepared)}"
+            for name in ("log p", "ELBO", *(_likelihood(one) for one in prepared)):
+                notes[name] = "; ".join(filter(None, [notes.get(name, ""), of]))
     order = ("log p", "ELBO", "gap", "reconstruction error")
     return Measures(
         {name: _joined(parts, n) for name, parts in codes.items()},
@@ -150,7 +157,9 @@ def work_of(model: Model, batch: Batch) -> float:
     """About how many multiplications one sample of one row takes."""
     graph = model.graph
     steps = max(value.shape[0] for value in batch.values())
-    classes = [graph.size(name) for name in model.plan().enumerated if not graph.timed[name]]
+    # A q that is scored needs a second sample.
+    enumerated = model.plan(samples=2).enumerated
+    classes = [graph.size(name) for name in enumerated if not graph.timed[name]]
     weights = sum(parameter.numel() for parameter in model.parameters())
     return max(1.0, float(weights) * steps * float(np.prod(classes or [1])))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from markupsafe import Markup
 
 from aevb.estimate.keys import LENGTHS, STEPS
 from aevb.model import Model
+from aevb.page.contents import GREY_ROWS, known_values
 from aevb.page.html import document, page, write_page
 from aevb.page.sections import MOST_ROWS, Opened, run_section
 from aevb.page.subject import Split, Subject
@@ -82,21 +84,23 @@ def page_of_run(
             f"data are arrays by variable, such as {{{graph.observed[0]!r}: X}}; got a "
             f"{type(data).__name__}."
         )
+    names: tuple[str, ...] = ()
     if labels is None:
         labels = _known_classes(run.model, data)
-    elif np.ndim(labels) != 1:
-        raise ValueError(f"labels are class numbers [N], got shape {np.shape(labels)}.")
+    else:
+        labels, names = _class_numbers(labels)
     subject = Subject(
         run.out.resolve().name if run.out is not None else "run",
-        run.model,
-        [Split("", data, None if labels is None else np.asarray(labels))],
+        _on_cpu(run.model),
+        [Split("", data, labels)],
         run.out,
         run,
-        image=image if image is not None else _image(run.model, data),
+        label_names=names,
     )
     n = subject.source(0).n
     if labels is not None and len(labels) != n:
         raise ValueError(f"There are {n} rows, but {len(labels)} labels.")
+    subject = replace(subject, image=image if image is not None else _image(subject))
     if image is not None and int(np.prod(image)) != graph.size(graph.observed[0]):
         raise ValueError(
             f"image={image} has {int(np.prod(image))} pixels, but {graph.observed[0]} has "
@@ -116,13 +120,18 @@ def page_of_table(
     folder = table.folder
     subject = Subject(
         folder.resolve().name if folder is not None else "table",
-        table.model,
+        _on_cpu(table.model),
         [Split("", table.schema.encode(known), None, None, whole.to_arrow())],
         folder,
         table.run,
         schema=table.schema,
     )
     return _page(subject, table.run, out, rows)
+
+
+def _on_cpu(model: Model) -> Model:
+    """The model, or a copy of one on a GPU: some numbers of a page are computed on the CPU."""
+    return copy.deepcopy(model).cpu() if model._parameter().is_cuda else model
 
 
 def _page(subject: Subject, run: Run | None, out: str | Path | None, rows: int | None) -> Page:
@@ -149,20 +158,46 @@ def _known_classes(model: Model, data: Mapping[str, Any]) -> np.ndarray | None:
     return None
 
 
-def _image(model: Model, data: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _class_numbers(labels: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as class numbers, −1 where unknown, and the names of texts among them."""
+    values = np.asarray(labels)
+    if values.ndim != 1:
+        raise ValueError(f"labels are class numbers or texts [N], got shape {values.shape}.")
+    if values.dtype.kind in "OSU":
+        known = np.array([one is not None and one == one for one in values.tolist()], dtype=bool)
+        texts = np.array([str(one) for one in values[known].tolist()], dtype=str)
+        names, codes = np.unique(texts, return_inverse=True)
+        found = np.full(len(values), -1)
+        found[known] = codes
+        return found, tuple(names.tolist())
+    numbers = np.nan_to_num(values.astype(float), nan=-1.0)
+    wrong = np.flatnonzero((numbers != np.floor(numbers)) | ~np.isfinite(numbers))
+    if len(wrong):
+        raise ValueError(
+            f"labels are class numbers or texts, but labels[{wrong[0]}] is "
+            f"{values[wrong[0]]!r}. Round them, or pass a column of texts."
+        )
+    return numbers.astype(int), ()
+
+
+def _image(subject: Subject) -> tuple[int, ...] | None:
     """The shape of rows that are images: as declared, as the data have it, or a square of pixels.
 
-    A square is taken for an image if it is large and all its numbers lie from 0 to 1.
+    A square is taken for an image if it is large and the numbers of some rows lie from 0 to 1.
     """
-    graph, name = model.graph, model.graph.observed[0]
+    graph, data = subject.model.graph, subject.splits[0].data
+    name = graph.observed[0]
     if graph.timed[name] or LENGTHS in data or STEPS in data:
         return None
-    shape = graph.shapes[name] if len(graph.shapes[name]) > 1 else np.shape(data[name])[1:]
+    shape = graph.shapes[name]
+    if len(shape) < 2 and hasattr(data.get(name), "shape"):
+        shape = tuple(data[name].shape[1:])
     if len(shape) > 1:
         shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
         return tuple(shape) if len(shape) == 2 or (len(shape) == 3 and shape[0] == 3) else None
     side = round(graph.size(name) ** 0.5)
-    values = np.asarray(data[name], dtype=float)
+    source = subject.source(0)
+    values = known_values(subject, name, source.take(source.spread(GREY_ROWS)))
     inside = bool(((values >= 0) & (values <= 1) | np.isnan(values)).all())
     return (
         (side, side) if side >= SMALLEST_IMAGE and side**2 == graph.size(name) and inside else None

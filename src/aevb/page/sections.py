@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from aevb.data.datasets import Recipe
+from aevb.data.units import densities_note, statistics_note
 from aevb.model import Model
 from aevb.page.checks import checks
-from aevb.page.clusters import pack_classes, pack_clusters
+from aevb.page.clusters import pack_clusters
 from aevb.page.colours import pack_colours
+from aevb.page.conditions import pack_classes, pack_given
 from aevb.page.contents import (
     entry_names,
     known_values,
@@ -99,10 +101,8 @@ def section(
                 found = map_section(opened.subject, tell, **options)
             else:
                 found = checks_section(opened.subject, tell)
-        except (UntaughtError, ValueError, ArithmeticError, RuntimeError) as error:
-            # Advice that only Python code can follow is left out.
-            text = error.for_commands if isinstance(error, UntaughtError) else str(error)
-            problems.append(f"The {part} could not be made: {text}")
+        except Exception as error:
+            problems.append(f"The {part} could not be made: {reason_of(error)}")
             found = {"failed": True}
     ours = (DataWarning, IntegrityWarning)
     problems += [str(one.message) for one in caught if issubclass(one.category, ours)]
@@ -112,9 +112,18 @@ def section(
 def _summary(opened: Opened) -> dict[str, Any]:
     try:
         return summary(opened.model, opened.history, opened.run, opened.recipe, opened.notes)
-    except (ValueError, ArithmeticError, RuntimeError) as error:
+    except Exception as error:
         rest = summary(None, opened.history, opened.run, opened.recipe, opened.notes)
-        return rest | {"problems": [f"The model cannot be shown: {error}"]}
+        return rest | {"problems": [f"The model cannot be shown: {reason_of(error)}"]}
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, as a sentence; errors that are not written for a reader name their type."""
+    if isinstance(error, UntaughtError):
+        return error.for_commands  # advice that only Python code can follow is left out
+    own = type(error).__module__.startswith("aevb.")
+    expected = own or type(error) in (ValueError, ArithmeticError, RuntimeError)
+    return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
 def map_section(
@@ -129,7 +138,8 @@ def map_section(
     tell("map")
     data = _data_space(chosen) if all(_is_class(graph, name) for name in graph.latents) else None
     packed = [
-        pack_space(space, seed, embed=not live) for space in spaces(graph, measures.codes, data)
+        pack_space(space, seed, embed=not live)
+        for space in spaces(graph, measures.codes, data, seed)
     ]
     contents = pack_contents(chosen, seed=seed)
     available = np.ones(len(chosen), bool)
@@ -137,13 +147,10 @@ def map_section(
         available[:] = False
         available[unpack(contents["detail"])] = True
     colours, left = pack_colours(chosen, measures)
-    decoder = export(subject.model, categorical=_given_classes(chosen))
-    problems = list(measures.problems)
-    if left:
-        problems.append(
-            f"The map cannot be coloured by {', '.join(left)}: the file would become too large. "
-            f"aevb page --rows N shows fewer rows."
-        )
+    given = pack_given(chosen)
+    classes = [name for name, one in given.items() if one["categorical"]]
+    decoder = export(subject.model, categorical=classes)
+    problems = [*measures.problems, *left]
     tell("clusters")
     return {
         "rows": pack_rows(chosen),
@@ -152,11 +159,11 @@ def map_section(
         "colours": colours,
         "contents": contents,
         "units": pack_units(subject),
-        "decoder": decoder | {"planes": [] if decoder["runs"] else _planes(subject, packed)},
+        "decoder": decoder | {"planes": [] if decoder["runs"] else _planes(subject, packed, given)},
         "clusters": pack_clusters(chosen, measures, available, seed),
         "classes": pack_classes(chosen, measures),
+        "given": given,
         "continuations": None if live else pack_continuations(chosen, seed),
-        "labels": _labels(chosen),
         "problems": problems,
         "seconds": time.perf_counter() - began,
     }
@@ -168,7 +175,7 @@ def checks_section(subject: Subject, tell: Progress, *, seed: int = 0) -> dict[s
     all_rows = Rows.chosen(subject, 2**62)
     judged = all_rows.some(np.flatnonzero(all_rows.split == len(subject.splits) - 1))
     shifts = [units_shift(judged, at, batch) for at, batch in judged.batches()]
-    return checks(
+    found = checks(
         subject.model,
         split.data,
         held_out=split.name,
@@ -179,20 +186,24 @@ def checks_section(subject: Subject, tell: Progress, *, seed: int = 0) -> dict[s
         log_jacobian=torch.cat(shifts),
         numbers=judged.numbers(),
     )
+    densities, statistics = _units_notes(subject)
+    for part, notes in (("evidence", densities), ("gap", densities), ("predictive", statistics)):
+        if found.get(part) is not None:
+            found[part]["notes"] = [*found[part].get("notes", []), *notes]
+    return found
 
 
-def _given_classes(rows: Rows) -> list[str]:
-    """The given variables whose values are classes, as one-hot rows."""
-    graph = rows.subject.model.graph
-    batch = next(rows.batches())[1]
-    return [
-        name
-        for name in graph.given
-        if name in batch
-        and batch[name].shape[-1] > 1
-        and bool(((batch[name] == 0) | (batch[name] == 1)).all())
-        and bool((batch[name].sum(-1) == 1).all())
-    ]
+def _units_notes(subject: Subject) -> tuple[list[str], list[str]]:
+    """Sentences on the units of the densities and of the statistics of the checks."""
+    if subject.schema is not None:
+        return [], subject.schema.variables_text()
+    if subject.recipe is None:
+        return [], []
+    graph, recipe = subject.model.graph, subject.recipe
+    # Densities of standardised values are converted to the units of the data.
+    densities = "" if subject.standardised else densities_note(recipe, graph)
+    statistics = statistics_note(recipe, graph)
+    return [densities] * bool(densities), [statistics] * bool(statistics)
 
 
 def _is_class(graph: Any, name: str) -> bool:
@@ -230,12 +241,18 @@ def _data_space(rows: Rows) -> Space:
     return Space(None, found, tuple(names))
 
 
-def _planes(subject: Subject, packed: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Decoded grids of the views, for networks that cannot run in a page."""
+def _planes(
+    subject: Subject, packed: list[dict[str, Any]], given: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Decoded grids of the first views, for networks that cannot run in a page.
+
+    Given variables have their usual value.
+    """
     graph = subject.model.graph
     found: list[dict[str, Any]] = []
     if any(graph.timed[name] for name in graph.p):
         return found
+    usual = {name: np.array(one["usual"]) for name, one in given.items()}
     for i, space in enumerate(packed):
         view = space["views"][0]
         if space["latent"] is None or view["axes"] is None:
@@ -247,13 +264,8 @@ def _planes(subject: Subject, packed: list[dict[str, Any]]) -> list[dict[str, An
             [(high - low) * axis for (low, high), axis in zip(ends, axes, strict=True)]
         )
         try:
-            values = plane(subject.model, space["latent"], corner, spans, GRID, {})
+            values = plane(subject.model, space["latent"], corner, spans, GRID, usual)
         except ValueError:
             continue
         found.append({"space": i, "steps": GRID, "values": pack(values, "f4")})
     return found
-
-
-def _labels(rows: Rows) -> dict[str, Any] | None:
-    labels = rows.labels()
-    return None if labels is None else pack(labels, "i4")

@@ -286,6 +286,16 @@ class Schema:
         ]
         return {name: tuple(found[name]) for name in order}
 
+    def variables_text(self) -> list[str]:
+        """Sentences that say which columns each variable of the model holds."""
+        found = []
+        for name, columns in self.variables.items():
+            shown = ", ".join(column.name for column in columns[:8]) + ", …" * (len(columns) > 8)
+            scaled = ", standardised" if columns[0].dense else ""
+            if shown != name:
+                found.append(f"{name} holds {shown}{scaled}.")
+        return found
+
     def __str__(self) -> str:
         lines = [("column", "kind", "missing", "likelihood", "values", "reason")]
         for column in self.columns:

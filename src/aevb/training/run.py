@@ -167,9 +167,9 @@ class Run:
 
         A notebook shows the page inline, and ``page.save(path)`` or ``out`` writes it as one HTML
         file. ``data`` are the rows to show, as for :func:`fit`; rows that the model was not trained
-        on judge it better. ``labels`` are class numbers [N], −1 where unknown. ``image`` is the
-        shape of an image, such as (28, 28), if the rows are images. ``rows`` is the largest number
-        of rows on the map.
+        on judge it better. ``labels`` are class numbers [N], −1 where unknown, or texts. ``image``
+        is the shape of an image, such as (28, 28), if the rows are images. ``rows`` is the largest
+        number of rows on the map.
 
         >>> from aevb import Normal, fit
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
