@@ -16,10 +16,10 @@ import torch
 from aevb import Model, Normal, OneHot, Schema, fit, mlp
 from aevb.cli import main
 from aevb.cli.page_subjects import open_for_page
-from aevb.comparison.runs import expanded
 from aevb.page.html import to_json
 from aevb.page.packing import unpack
 from aevb.page.sections import section
+from aevb.training.seed_folders import expanded
 
 GENERATOR = np.random.default_rng(0)
 N = 60

@@ -55,6 +55,7 @@ export class Explorer {
   constructor(map, contents, decoding, changed) {
     Object.assign(this, { map, contents, decoding, changed, values: {}, fixed: new Set() });
     this.draw = false;
+    this.shownRow = null; // whose codes are decoded; null for values from elsewhere
     this.result = h("div", { class: "decoded", "aria-live": "polite" });
     this.sliders = h("div", { class: "sliders" });
     this.origin = h("p", { class: "quiet" }, "Choose a row, or drag the point ⊕ in the map.");
@@ -161,6 +162,7 @@ export class Explorer {
   // Give a variable a value. With `alone`, latents that p draws given it follow from it.
   set(name, value, { alone = false, from = null, plane = null } = {}) {
     this.values[name] = value;
+    this.shownRow = null;
     this.fixed.add(name);
     this.plane = plane;
     if (alone) this.free(name);
@@ -188,6 +190,7 @@ export class Explorer {
 
   fromPrior() {
     this.decoding.seed++;
+    this.shownRow = null;
     for (const { name } of this.variables.latents) this.fixed.delete(name);
     this.origin.textContent = "A draw of the latents from p.";
     this.update({ latentsDrawn: true });
@@ -195,6 +198,7 @@ export class Explorer {
 
   // Show the codes of a row.
   row(row, codes, classes) {
+    this.shownRow = row;
     for (const { name } of this.variables.latents) this.fixed.delete(name);
     for (const [name, value] of Object.entries({ ...classes, ...codes })) {
       this.values[name] = value;

@@ -135,7 +135,7 @@ export class MapPart {
     decode.disabled = !this.explorer || !this.space.latent || Boolean(this.space.step);
     if (decode.disabled && this.tool === "decode") this.useTool("move");
     this.resize();
-    if (first) this.restore();
+    if (first && !this.context.before) this.restore(); // a later map takes over from the one before
     this.showColour(this.colourName, true);
     const { count, total } = this.map.rows;
     const some = total > count ? ` ${count.toLocaleString("en")} random ones of ${total.toLocaleString("en")} rows.` : "";

@@ -185,6 +185,7 @@ def compared(
         elbo=None if bound is None else bound[0],
         elbo_error=None if bound is None else bound[1],
         free=free,
+        samples=found.diagnostics.get("samples"),
         rounding=4 * torch.finfo(model._parameter().dtype).eps,
     )
 
