@@ -336,7 +336,7 @@ WATCHED = """() => {
         const rows = Number(cell.textContent.replaceAll(/\\D/g, ""));
         requestAnimationFrame(() => window.seen.push([rows, Date.now()]));
     };
-    new MutationObserver(look).observe(table, { childList: true });
+    new MutationObserver(look).observe(table, { childList: true, subtree: true });
     look();
 }"""
 DRAWN = "() => window.seen.at(-1)?.[0] ?? 0"

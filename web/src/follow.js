@@ -66,6 +66,7 @@ class Follower {
         delete this.here[i].checks;
       }
       if (i === this.page.index) this.page.refresh("checks");
+      this.update(i);
     }
     if (i === this.page.index) this.page.describe();
     if (now.versions) this.update(i);
@@ -118,7 +119,8 @@ class Follower {
       found = await live.fetchPart(i, part);
       if (found.version !== undefined && found.version === this.here[i][part]) return;
       run.waiting[part] = found.waiting ?? null;
-      if (!found.waiting) {
+      if (found.waiting) delete this.asked[i][part]; // ask again when its state has changed
+      else {
         run[part] = await revive(found.content.content);
         run.remarks[part] = found.content.problems ?? [];
         this.asked[i][part] = this.here[i][part] = found.version;

@@ -393,7 +393,10 @@ class Live:
             await self.look(run)
         if run.snapshot.state != FINISHED or run.changed:
             run.changed = False
+            here = run.tail
             await self._follow_rows(run)
+            if run.tail != here and not run.training:  # it has begun, or goes on
+                await self.look(run)
         self._update(run)
 
     async def _follow_rows(self, run: LiveRun) -> None:
