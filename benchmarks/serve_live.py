@@ -241,15 +241,23 @@ def _all_cpu(process: int) -> float:
 # Latency and memory -------------------------------------------------------------------------------
 
 
+def hold(lock: Any) -> None:
+    """Lock a file and write this process into it, as a trainer does."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
 @contextmanager
 def growing(folder: Path) -> Iterator[Any]:
     """Yield the history of a run that seems to train: its lock is held."""
-    import fcntl
-
     folder.mkdir()
     (folder / "model.json").write_text("{}")
     with (folder / ".lock").open("w") as lock, (folder / "metrics.jsonl").open("a") as history:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        hold(lock)
         yield history
 
 
@@ -344,8 +352,6 @@ DRAWN = "() => window.seen.at(-1)?.[0] ?? 0"
 
 def measure_screen(place: Path, slow: int = 60, rows: int = 100_000) -> dict[str, float]:
     """Append rows to the history of a small run, and watch its page in Chromium."""
-    import fcntl
-
     from playwright.sync_api import sync_playwright
 
     folder = place / "screen"
@@ -365,7 +371,7 @@ def measure_screen(place: Path, slow: int = 60, rows: int = 100_000) -> dict[str
         (folder / "metrics.jsonl").open("a") as history,
         sync_playwright() as playwright,
     ):
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        hold(lock)
         with serving(folder) as (port, process):
             chromium = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]

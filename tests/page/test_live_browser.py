@@ -4,7 +4,9 @@ The training of some tests is a process of its own, as for a user. Every test en
 its tab: no error or warning on the console, and no request to another address.
 """
 
+import fcntl
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from browser import PENGUINS, SMALL, TIMEOUT, Sine, Visit, start_browser, train
+from browser import SMALL, TIMEOUT, Sine, Visit, start_browser, train
 
 from aevb.cli.model_argument import open_run
 from aevb.cli.page_subjects import comparison_json, decode_json, section_json  # noqa: F401
@@ -98,7 +100,9 @@ class LiveVisit(Visit):
     def entries(self):
         """The number of entries of each curve, as the table of the curves says."""
         rows = self.page.locator("#curves details tbody tr")
-        cells = rows.evaluate_all("(all) => all.map((row) => [...row.cells].map((one) => one.textContent))")
+        cells = rows.evaluate_all(
+            "(all) => all.map((row) => [...row.cells].map((one) => one.textContent))"
+        )
         return {name: int(count.replace(",", "")) for name, count, *_ in cells}
 
     def text(self, selector):
@@ -218,7 +222,10 @@ SHOWN = """() => ({
     findings: document.querySelector("#findings").textContent,
     evidence: document.querySelector("#evidence").textContent,
 })"""
-ENTRIES = """Number(document.querySelector("#curves details tbody td")?.textContent.replaceAll(",", "") ?? 0)"""
+ENTRIES = (
+    "Number(document.querySelector('#curves details tbody td')?.textContent.replaceAll(',', '')"
+    " ?? 0)"
+)
 
 
 def test_a_run_is_followed_from_before_its_start_to_its_end(visit, tmp_path):
@@ -240,7 +247,8 @@ def test_a_run_is_followed_from_before_its_start_to_its_end(visit, tmp_path):
             page.page.locator("#curves").get_by_label("whole range of values").check()
             process.wait(60)
         page.wait_long(
-            "aevb.run.state === 'finished' && aevb.run.checks && aevb.run.map.spaces[0].views.length === 2"
+            "aevb.run.state === 'finished' && aevb.run.checks"
+            " && aevb.run.map.spaces[0].views.length === 2"
         )
         page.wait_long("document.querySelector('#evidence .histogram, #evidence figure')")
         # The part is the same one, with what the user has chosen.
@@ -258,6 +266,73 @@ def test_a_run_is_followed_from_before_its_start_to_its_end(visit, tmp_path):
         page.wait_long("aevb.mapPart?.draws > 0")
         assert page.js(SHOWN) == live
         assert live["points"] == 1797
+
+
+def append(folder, rows):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextmanager
+def seeming_to_train(folder):
+    """Hold the lock of a run as its trainer does."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def test_growing_curves_keep_zoom_focus_and_place(visit, tmp_path):
+    """Events beyond a thousand are counted, and the first and the last ones are listed."""
+    folder = tmp_path / "run"
+    train("fa", "--data", "fa", "--steps", 40, "--out", folder)
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    bound = {key: value for key, value in last.items() if isinstance(value, int | float)}
+
+    def events(first, count):
+        return [
+            {"step": 40 + i, "note": f"event {i}", "kind": "folder", "about": "run"}
+            for i in range(first, first + count)
+        ]
+
+    with seeming_to_train(folder), serving(folder) as port:
+        page = visit(port)
+        append(folder, [*events(0, 30), {**bound, "step": 100, "elbo": -1.0}])
+        page.wait_long("document.querySelectorAll('.curves-events li').length >= 30")
+        list_ = page.page.locator(".curves-events")
+        page.page.locator("#curves select").first.select_option("epochs")
+        list_.locator("button").nth(3).focus()
+        page.js("aevb.parts.curves.stays = true")
+        page.js("document.querySelector('.curves-events').scrollTop = 40")
+        append(folder, [*events(30, 1500), {**bound, "step": 2000, "elbo": -0.5}])
+        page.wait_long("document.querySelector('#curves h3').textContent.startsWith('1,5')")
+        shown = page.js(
+            """() => ({
+                stays: aevb.parts.curves.stays,
+                unit: document.querySelector("#curves select").value,
+                items: document.querySelectorAll(".curves-events li").length,
+                place: document.querySelector(".curves-events").scrollTop,
+                focused: document.activeElement.textContent,
+                heading: document.querySelector("#curves h3").textContent,
+                last: document.querySelector(".curves-events li:last-child span").textContent,
+            })"""
+        )
+        listed = "of which the first and the last 500 are listed"
+        assert shown == {
+            "stays": True,
+            "unit": "epochs",
+            "items": 1000,
+            "place": 40,
+            "focused": list_.locator("button").nth(3).inner_text(),
+            "heading": f"{len(events_of(folder)):,} events, {listed}",
+            "last": "event 1529",
+        }
+
+
+def events_of(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["note"] for line in lines if "note" in json.loads(line)]
 
 
 def decoded_by_torch(folder, values):
@@ -301,7 +376,8 @@ def test_a_new_map_keeps_the_place_and_decodes_with_the_new_weights(visit, tmp_p
             rows = choose_on_the_map(page)
             page.wait("aevb.mapPart.explorer.found")
             first = page.js(
-                "window.first = aevb.mapPart, window.code = first.explorer.values.z, first.camera.scale / first.camera.base"
+                "window.first = aevb.mapPart, window.code = first.explorer.values.z, "
+                "first.camera.scale / first.camera.base"
             )
             page.page.locator("#map input[type=search]").fill("17")
             page.page.locator("#map input[type=search]").focus()
@@ -320,7 +396,11 @@ def test_a_new_map_keeps_the_place_and_decodes_with_the_new_weights(visit, tmp_p
             assert page.js("aevb.mapPart.explorer.values.z.some((v, j) => v !== code[j])")
             # A slider that was set by hand stays where it is.
             page.js(
-                "() => { const one = aevb.mapPart.explorer.inputs.z[1].input; one.value = 1.5; one.dispatchEvent(new Event('input')); }"
+                """() => {
+                    const slider = aevb.mapPart.explorer.inputs.z[1].input;
+                    slider.value = 1.5;
+                    slider.dispatchEvent(new Event("input"));
+                }"""
             )
             page.wait("aevb.mapPart.explorer.values.z[1] === 1.5")
             hand = page.js("window.second = aevb.mapPart, Array.from(second.explorer.values.z)")
@@ -384,8 +464,8 @@ def test_the_server_decodes_what_a_page_cannot(visit, tmp_path):
         ]
         sentences = page.js(
             """(requests) => Promise.all(requests.map(async (request) => {
-                const address = `/api/runs/0/decode?request=${encodeURIComponent(JSON.stringify(request))}`;
-                const answer = await fetch(address);
+                const text = encodeURIComponent(JSON.stringify(request));
+                const answer = await fetch(`/api/runs/0/decode?request=${text}`);
                 return [answer.status, (await answer.json()).error];
             }))""",
             refused,
@@ -400,7 +480,8 @@ def test_the_server_decodes_what_a_page_cannot(visit, tmp_path):
         page.trouble = [text for text in page.trouble if "422" not in text]
 
 
-GROWN = "(aevb.run, aevb.content.runs.map((run) => run.growing?.series.find((one) => one.key === 'elbo')?.step.array.length ?? 0))"
+GROWN = """aevb.content.runs.map((run) =>
+    run.growing?.series.find((one) => one.key === "elbo")?.step.array.length ?? 0)"""
 LINES = "document.querySelector('#comparison .line-plot').ariaLabel"
 
 
@@ -455,31 +536,3 @@ def test_a_page_goes_on_after_the_server_was_started_again(visit, tmp_path):
         page.wait_long("aevb.run.state === 'stopped' && aevb.run.checks")
         assert "stopped before its end" in page.text(".facts")
         assert page.entries() == entries_of(folder)
-
-
-def test_log_p_is_drawn_in_the_units_of_the_curves(visit, tmp_path):
-    """The curves of a table are those of standardised columns, and log p is of its own columns."""
-    train(
-        PENGUINS,
-        "--model",
-        "vae",
-        "--without",
-        "species",
-        "--hold-out",
-        0.2,
-        "--steps",
-        40,
-        "--out",
-        tmp_path / "run",
-    )
-    with serving(tmp_path / "run") as port:
-        page = visit(port)
-        page.wait_long("aevb.run.checks")
-        evidence = page.js(
-            "(({ mean, model_mean }) => [mean, model_mean])(aevb.run.checks.evidence)"
-        )
-        assert evidence[0] < evidence[1] - 5  # grams and millimetres have small densities
-        last = page.js(
-            "aevb.run.summary.curves.series.find((one) => one.key === 'validation elbo').value.array.at(-1)"
-        )
-        assert abs(evidence[1] - last) < 5

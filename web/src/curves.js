@@ -537,15 +537,16 @@ class Curves {
     this.panels.forEach(({ name, plot, title }, i) => {
       const lines = every[i];
       const main = name === "bound";
+      const line = main && Number.isFinite(evidence?.model_mean) ? { value: evidence.model_mean, label: reference(evidence) } : null;
       plot.set(lines, range, {
         zoom: this.range !== null,
         whole: this.whole,
         bands,
-        label: `${title}: ${lines.map(inWords).join("; ")}.`,
+        label: `${title}: ${[...lines.map(inWords), ...(line ? [line.label] : [])].join("; ")}.`,
         marks: main ? this.curves.events.map((event) => ({ x: this.at(event.step) })) : [],
         point: main && best && lines.some((line) => line.label.endsWith("validation"))
           ? { x: this.at(best.step), y: best.value, label: `best ${number(best.value)} at step ${number(best.step)}` } : null,
-        reference: main && Number.isFinite(evidence?.model_mean) ? { value: evidence.model_mean, label: reference(evidence) } : null,
+        reference: line,
       });
     });
     this.writeLegend(this.panels[0].name === "bound" ? every[0] : [], bands);

@@ -118,8 +118,8 @@ class Folder:
                 file = (self.path / ".lock").open("a+", encoding="utf-8")
         with self.writing(self.path, None):
             os.ftruncate(file.fileno(), 0)
-            holder = [str(os.getpid()), self._id, *filter(None, [process_namespace()])]
-            os.write(file.fileno(), "".join(f"{line}\n" for line in holder).encode())
+            ids = [str(os.getpid()), self._id, *filter(None, [process_namespace()])]
+            os.write(file.fileno(), "".join(f"{line}\n" for line in ids).encode())
         return file
 
     def _check(self) -> None:
