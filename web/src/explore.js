@@ -171,6 +171,7 @@ export class Explorer {
   }
 
   release(name) {
+    this.shownRow = null;
     this.fixed.delete(name);
     this.update();
   }

@@ -23,6 +23,7 @@ export function carryOver(before, after) {
   }
   after.context.state.set({ row: pinned >= 0 ? pinned : null, other: pinned >= 0 && other >= 0 ? other : null });
   carryDecoded(before, after, pinned);
+  after.cross ??= before.cross; // otherwise the tool would decode the centre
   if (before.tool !== "move") after.useTool(before.tool);
   after.moved();
 }
