@@ -246,15 +246,23 @@ def _all_cpu(process: int) -> float:
 # Latency and memory -------------------------------------------------------------------------------
 
 
+def hold(lock: Any) -> None:
+    """Lock a file and write this process into it, as a trainer does."""
+    import fcntl
+
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+
+
 @contextmanager
 def growing(folder: Path) -> Iterator[Any]:
     """Yield the history of a run that seems to train: its lock is held."""
-    import fcntl
-
     folder.mkdir()
     (folder / "model.json").write_text("{}")
     with (folder / ".lock").open("w") as lock, (folder / "metrics.jsonl").open("a") as history:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        hold(lock)
         yield history
 
 
@@ -341,7 +349,7 @@ WATCHED = """() => {
         const rows = Number(cell.textContent.replaceAll(/\\D/g, ""));
         requestAnimationFrame(() => window.seen.push([rows, Date.now()]));
     };
-    new MutationObserver(look).observe(table, { childList: true });
+    new MutationObserver(look).observe(table, { childList: true, subtree: true });
     look();
 }"""
 DRAWN = "() => window.seen.at(-1)?.[0] ?? 0"
@@ -349,8 +357,6 @@ DRAWN = "() => window.seen.at(-1)?.[0] ?? 0"
 
 def measure_screen(place: Path, slow: int = 60, rows: int = 100_000) -> dict[str, float]:
     """Append rows to the history of a small run, and watch its page in Chromium."""
-    import fcntl
-
     from playwright.sync_api import sync_playwright
 
     folder = place / "screen"
@@ -370,7 +376,7 @@ def measure_screen(place: Path, slow: int = 60, rows: int = 100_000) -> dict[str
         (folder / "metrics.jsonl").open("a") as history,
         sync_playwright() as playwright,
     ):
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        hold(lock)
         with serving(folder) as (port, process):
             chromium = playwright.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]

@@ -21,8 +21,8 @@ from aevb import (
 )
 from aevb.comparison.criteria import free_parameters
 from aevb.comparison.result import Compared, Comparison, limit, paired
-from aevb.comparison.runs import distinct
 from aevb.data.datasets import load
+from aevb.training.seed_folders import distinct
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(300, 2)) + 4 * (np.arange(300) % 2)[:, None]

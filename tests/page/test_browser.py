@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 import socket
 import struct
@@ -16,9 +17,11 @@ from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
+import torch
 from browser import MARKUP, PENGUINS, SCRIPT, Made, Site, contrast, inside, start_browser, write
 
 from aevb.cli.page_subjects import open_for_page
+from aevb.evidence import log_evidence
 from aevb.page.decoder import decode
 from aevb.page.packing import unpack
 
@@ -70,6 +73,23 @@ def drag(visit, first, last, steps=6):
 def use_tool(visit, tool):
     visit.page.locator(f"button[data-tool={tool}]").click()
     visit.js("aevb.mapPart.canvas.scrollIntoView({ block: 'center', behavior: 'instant' })")
+
+
+# Curves -------------------------------------------------------------------------------------------
+
+
+def test_log_p_is_drawn_in_the_units_of_the_curves(visit):
+    """The curves of a table are those of standardised columns, and log p is of its own columns."""
+    found = visit("penguins")
+    evidence = found.made.content["runs"][0]["checks"]["evidence"]
+    subject = found.made.opened.subject
+    source = subject.source(len(subject.splits) - 1)
+    expected = log_evidence(found.made.model, source.take(torch.arange(source.n)), seed=0).mean
+    assert evidence["model_mean"] == pytest.approx(expected, rel=1e-6)
+    assert evidence["mean"] < expected - 5  # grams and millimetres have small densities
+    label = found.page.locator("#curves .line-plot").first.get_attribute("aria-label")
+    value = re.search(r"log p\(x\) −?([\d.]+) in the units of the model", label)
+    assert float(value[1]) == pytest.approx(abs(expected), rel=1e-3)
 
 
 # Silence ------------------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ def subject(name: str, run: Run) -> Subject:
 
 
 def test_one_run_is_not_compared(run):
-    assert compared([subject("a", run)]) is None
+    assert compared([subject("a", run)], ValueError()) is None
 
 
 def test_a_comparison_is_that_of_the_library(run):
@@ -356,14 +356,17 @@ def test_a_comparison_is_that_of_the_library(run):
     assert (best["mean"], best["verdict"]) == (expected.best.mean, "best")
     assert best["difference"] is None
     difference = expected.difference(worse["name"])
+    rows = expected[worse["name"]].evidence - expected.best.evidence
+    counts, edges = np.histogram(rows, 30)
     assert worse["difference"] == {
         "mean": difference.mean,
         "stderr": difference.stderr,
         "told": difference.told,
+        "histogram": {"counts": counts.tolist(), "low": edges[0], "high": edges[-1]},
     }
+    assert sum(counts) == len(TEST["x"])
     assert worse["verdict"] == expected.verdict(worse["name"])
-    pairs = unpack(found["pairs"])
-    assert pairs.tolist() == [np.float32(one.evidence).tolist() for one in expected.models]
+    assert [one["samples"] for one in found["models"]] == [1000, 1000]
     assert found["settings"] == [
         {
             "name": "p(x|z)",
@@ -374,19 +377,14 @@ def test_a_comparison_is_that_of_the_library(run):
 
 def test_runs_that_cannot_be_compared_still_show_their_settings(run, tmp_path):
     saved = fit(run.model.fresh(1), TRAIN, steps=5, lr=0.5, out=tmp_path / "run")
-    found = compared([subject("a", saved), subject("a", saved)])
+    reason = ValueError("Pass the rows.")
+    found = compared([subject("a", saved), subject("b", run)], reason, ["c is left out."])
     strict(found)
-    assert found["names"] == ["a", "a (2)"]
-    assert found["problem"] == (
-        "The runs cannot be compared: a does not record which data it was trained on. Name them: "
-        "data=… (--data)."
-    )
-    assert found["settings"] == []
-    unsaved = compared([subject("a", saved), subject("b", run)])
-    assert unsaved["problem"].startswith("The runs cannot be compared: b is not saved")
-    assert {"name": "lr", "values": ["0.5", "0.002"]} in unsaved["settings"]
-    told = compared([subject("a", run), subject("b", run)], ValueError("Pass the rows."))
-    assert told["problem"] == "The runs cannot be compared: Pass the rows."
+    assert found["names"] == ["a", "b"]
+    assert found["problem"] == "The runs cannot be compared: Pass the rows."
+    assert found["notes"] == ["c is left out."]
+    assert {"name": "lr", "values": ["0.5", "0.002"]} in found["settings"]
+    assert compared([subject("a", run), subject("b", run)], reason)["settings"] == []
 
 
 # The browser --------------------------------------------------------------------------------------

@@ -3,23 +3,27 @@
 import contextlib
 import html
 import json
+import os
 import re
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import typer
 
 from aevb import Model, Normal, OneHot, Schema, fit, mlp
-from aevb.cli import main
+from aevb.cli import main, page_subjects
 from aevb.cli.page_subjects import open_for_page
-from aevb.comparison.runs import expanded
+from aevb.cli.serve import page_beside
 from aevb.page.html import to_json
 from aevb.page.packing import unpack
 from aevb.page.sections import section
+from aevb.training.seed_folders import expanded
 
 GENERATOR = np.random.default_rng(0)
 N = 60
@@ -163,6 +167,86 @@ def test_several_runs_are_compared(here, monkeypatch, capsys):
     shutil.copytree("seeds/seed-0", sweep / "a" / "seed-0")
     assert expanded([sweep]) == [sweep / "a" / "seed-0"]
     assert command(monkeypatch, capsys, "page", sweep, "--rows", "20")[0] == 0
+
+
+def compared_runs(**runs):
+    return json.loads(page_subjects.comparison_json({name: Path(at) for name, at in runs.items()}))
+
+
+def test_a_damaged_run_does_not_keep_the_others_from_being_compared(here):
+    shutil.copytree("seeds/seed-1", "broken")
+    for file in Path("broken").glob("checkpoints/*/weights.safetensors"):
+        damage(file)
+    found = compared_runs(one="seeds/seed-0", other="seeds/seed-1", lost="broken")
+    assert found["problem"] is None
+    assert sorted(one["name"] for one in found["models"]) == ["one", "other"]
+    assert found["names"] == ["one", "other", "lost"]
+    assert found["notes"][0].startswith("lost is left out: The trained model cannot be read: ")
+    alone = compared_runs(one="seeds/seed-0", lost="broken")
+    assert alone["problem"] == "The runs cannot be compared: Fewer than two of them can be read."
+
+
+def test_fewer_samples_for_large_models_are_said(here, monkeypatch):
+    shutil.copytree("vae", "again")
+    whole = compared_runs(one="vae", other="again")
+    assert {one["samples"] for one in whole["models"]} == {1000}
+    monkeypatch.setattr(page_subjects, "WORK", 0)
+    found = compared_runs(one="vae", other="again")
+    assert {one["samples"] for one in found["models"]} == {200}
+    assert "estimated with 200 samples per row instead of 1,000" in found["notes"][0]
+    assert not any("samples per row" in note for note in whole["notes"])
+
+
+def test_the_rows_of_a_run_that_trains_are_read_once(here, monkeypatch):
+    read, opened = page_subjects._subject, []
+
+    def counted(folder, *arguments):
+        opened.append(folder.name)
+        return read(folder, *arguments)
+
+    def live_map(folder):
+        found = json.loads(page_subjects.section_json(folder, "map", live=True))
+        del found["content"]["seconds"]
+        return found
+
+    monkeypatch.setattr(page_subjects, "_subject", counted)
+    monkeypatch.setattr(page_subjects, "_KEPT", {})
+    shutil.copytree("seeds/seed-0", "run")
+    folder = Path("run")
+    first = live_map(folder)
+    assert live_map(folder) == first
+    shutil.rmtree("run/checkpoints")  # the next checkpoint has other weights
+    shutil.copytree("seeds/seed-1/checkpoints", "run/checkpoints")
+    second = live_map(folder)
+    assert opened == ["run"]
+    assert second != first
+    monkeypatch.setattr(page_subjects, "_KEPT", {})
+    assert live_map(folder) == second
+    opened.clear()
+    for _ in range(2):
+        live_map(Path("vae"))
+    os.utime("numbers.csv")
+    live_map(Path("vae"))
+    assert opened == ["vae"] * 2
+
+
+def test_an_interrupted_training_leaves_its_page_open(monkeypatch):
+    told = []
+    server = SimpleNamespace(stay=lambda: told.append("stays"), close=lambda: told.append("ends"))
+    monkeypatch.setattr("aevb.cli.serve.PageServer", lambda folders: server)
+    for error in (None, typer.Exit(130), ValueError("no data")):
+        with contextlib.suppress(typer.Exit, ValueError), page_beside([Path("run")], wanted=True):
+            if error is not None:
+                raise error
+    assert told == ["stays", "stays", "ends"]
+
+
+def test_no_page_is_opened_for_wrong_arguments(here, monkeypatch, capsys):
+    monkeypatch.setattr("aevb.cli.serve.PageServer", lambda folders: 1 / 0)
+    code, _, error = command(
+        monkeypatch, capsys, "train", "table.csv", "--hold-out", "2", "--serve"
+    )
+    assert (code, "--hold-out is a fraction" in error) == (2, True)
 
 
 WRONG = {

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -28,7 +29,8 @@ from aevb.page.server.listening import Server, open_socket
 from aevb.page.server.live import Live
 from aevb.page.server.metrics_tail import START, end_of, parse_position, read_block
 from aevb.page.server.run_state import Folder
-from aevb.page.server.workers import Answer, Functions, JobError, public_text
+from aevb.page.server.workers import Answer, Functions, Job, JobError, Worker, public_text
+from aevb.runtime.process_namespace import process_namespace
 from aevb.training.settings import Settings
 
 # What the children compute: they import this file.
@@ -57,8 +59,13 @@ def decode(folder, request):
     return json.dumps({"x": request["z"]})
 
 
-def comparison(folders):
-    return json.dumps([folder.name for folder in folders])
+def comparison(runs):
+    return json.dumps([[name, folder.name] for name, folder in runs.items()])
+
+
+def sleeping(seconds):
+    time.sleep(seconds)
+    return json.dumps(seconds)
 
 
 STUBS = Functions("test_server:section", "test_server:decode", "test_server:comparison")
@@ -70,10 +77,16 @@ def make_run(path, step=30, *, name_of_row="elbo", rows=30, **settings):
     """Write the files of a run by hand."""
     path.mkdir(parents=True)
     (path / "model.json").write_text("{}")
-    (path / ".lock").write_text(f"1\n{'0' * 32}\n")
+    write_lock(path)
     write_rows(path, range(1, rows + 1), name_of_row)
     checkpoint(path, step, **settings)
     return path
+
+
+def write_lock(path, process=None, namespace=None):
+    """Write the lock of a run as its trainer does, by default as this process."""
+    lines = [process or os.getpid(), "0" * 32, namespace or process_namespace()]
+    (path / ".lock").write_text("".join(f"{line}\n" for line in lines))
 
 
 def write_rows(path, steps, name="elbo", mode="w"):
@@ -318,7 +331,7 @@ def test_a_part_is_computed_once_for_each_checkpoint(tmp_path):
         assert ask(server, "/api/runs/0/map", If_None_Match=tag)[0] == 200
         assert (folder / "calls").read_text() == "map whole\n" * 2
         status, compared = get(server, "/api/comparison")
-        assert (status, compared) == (200, ["run", "other"])
+        assert (status, compared) == (200, [["run", "run"], ["other", "other"]])
 
 
 def test_while_a_run_trains_its_map_is_small_and_its_checks_wait(tmp_path):
@@ -396,6 +409,88 @@ def test_updates_while_training_take_two_percent_of_a_core(tmp_path):
     with training(folder):
         asyncio.run(follow())
     assert jobs == [1000.0, 1015.0, 1030.0, 1045.0, 1060.0, 1075.0]
+
+
+def test_a_run_that_cannot_be_read_stops_nothing(tmp_path, monkeypatch, capsys):
+    """The stream of one run breaks, and the other is followed; so is the first when it can be."""
+    monkeypatch.setattr(live_module, "POLL", 0.02)
+    folders = [make_run(tmp_path / name) for name in "ab"]
+    read, broken = live_module.read_block, [True]
+
+    def failing(path, *arguments):
+        if broken[0] and path.parent.name == "a":
+            raise OSError(5, "Input/output error")
+        return read(path, *arguments)
+
+    with (
+        serving(*folders) as server,
+        training(folders[0]),
+        training(folders[1]),
+        http_stream(server) as stream,
+    ):
+        assert [until(stream, "rows")[1]["run"] for _ in folders] == [0, 1]
+        monkeypatch.setattr(live_module, "read_block", failing)
+        for folder in folders:
+            write_rows(folder, [31], mode="a")
+        assert until(stream, "rows")[1]["run"] == 1
+        while not server.live.runs[0].trouble:
+            time.sleep(0.01)
+        broken[0] = False
+        assert until(stream, "rows")[1]["run"] == 0
+    assert "a cannot be followed now, the server tries again:" in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_worker_answers_its_job(monkeypatch, capsys):
+    async def ask():
+        worker = Worker("test", idle=False, names=[])
+        monkeypatch.setattr(worker, "_exchange", lambda *_: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(JobError, match="ZeroDivisionError"):
+                await worker.run(Job("none", ()))
+        await worker.close()
+
+    asyncio.run(ask())
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_child_that_starts_while_the_server_stops_is_ended(monkeypatch):
+    worker = Worker("test", idle=False, names=[])
+    children = []
+
+    class Process:
+        def __init__(self, **_):
+            children.append(self)
+            self.killed = False
+
+        def start(self):
+            worker._closed = True
+
+        def kill(self):
+            self.killed = True
+
+    class Context:
+        Pipe = staticmethod(multiprocessing.Pipe)
+
+    Context.Process = Process
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: Context)
+    with pytest.raises(JobError, match="stopping"):
+        worker._start()
+    assert [child.killed for child in children] == [True]
+    assert worker._child is None
+
+
+def test_the_start_of_a_child_is_no_part_of_its_time(tmp_path):
+    """The first job imports this file and what it needs; the time counts for the later ones."""
+
+    async def ask():
+        worker = Worker("test", idle=False, names=[])
+        slow = Job("test_server:sleeping", (0.3,))
+        assert (await worker.run(slow, timeout=0.01)).text == b"0.3"
+        with pytest.raises(JobError, match="took longer than 0.01 s"):
+            await worker.run(slow, timeout=0.01)
+        await worker.close()
+
+    asyncio.run(ask())
 
 
 def test_too_many_jobs_are_refused(tmp_path, monkeypatch):
@@ -600,6 +695,27 @@ def test_a_run_has_finished_when_its_settings_say_so(tmp_path, settings, last, s
     assert Folder(path).look().state == state
 
 
+def test_a_lock_of_another_process_is_not_that_of_the_run(tmp_path):
+    """A file of another file system may have the inode of the lock."""
+    path = make_run(tmp_path / "run", 10)
+    with training(path):
+        write_lock(path, process=1)
+        assert Folder(path).look().state == "stopped"
+        write_lock(path)
+        assert Folder(path).look().state == "training"
+
+
+def test_a_trainer_in_another_container_is_known_by_its_history(tmp_path):
+    path = make_run(tmp_path / "run", 10)
+    write_lock(path, namespace="pid:[1]")
+    assert Folder(path).look().state == "training"
+    os.utime(path / "metrics.jsonl", (time.time() - 120,) * 2)
+    assert Folder(path).look().state == "stopped"
+    os.utime(path / "metrics.jsonl")
+    checkpoint(path, 30)  # the last one
+    assert Folder(path).look().state == "finished"
+
+
 def test_damaged_files_leave_a_state(tmp_path):
     path = make_run(tmp_path / "run", 10)
     for text in ("", "{", "[]", '{"state": 1}', '{"state": {"settings": {"steps": -1}}}'):
@@ -694,3 +810,10 @@ def test_folders_without_a_run_are_refused(tmp_path):
     assert folders_of([tmp_path], follow=True) == [tmp_path]
     seeds = [make_run(tmp_path / f"seed-{i}") for i in range(2)]
     assert folders_of([tmp_path, seeds[0]]) == seeds
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    (sweep / "sweep.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no runs yet"):
+        folders_of([sweep])
+    runs = [make_run(sweep / name / "seed-0") for name in "ab"]
+    assert folders_of([sweep]) == runs

@@ -3,6 +3,7 @@
 import { clear, h, number, plural, s } from "./dom.js";
 import { pictureTools } from "./export.js";
 import { fileName } from "./curves.js";
+import { waitingText } from "./waiting.js";
 import { bars, histogram, INK, lineChart, picture } from "./histogram.js";
 import { binned, compact, uniformBand } from "./series.js";
 
@@ -32,7 +33,7 @@ function part(id, title, run, draw) {
 }
 
 const waiting = (run, what) =>
-  h("p", { class: "quiet" }, run.checks ? what : "The checks were not computed.");
+  h("p", { class: "quiet" }, run.checks ? what : waitingText(run, "checks") || "The checks were not computed.");
 
 function figure(name, drawing, caption, { csv = null, kind = "" } = {}) {
   const element = h("figure", { class: `picture ${kind}` }, h("figcaption", {}, caption), drawing);

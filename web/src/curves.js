@@ -4,10 +4,9 @@ import uPlot from "uplot";
 import { announce, clear, css, h, number, plural, s, select } from "./dom.js";
 import { pictureTools } from "./export.js";
 import {
-  compact, course, decimated, interpolate, joined, limits, lowerBound, nearest,
+  along, compact, course, decimated, interpolate, joined, limits, lowerBound, nearest,
 } from "./series.js";
 
-const REDRAWS = 4; // redraws per second of a run that trains
 const FONT = "11px system-ui, sans-serif";
 const UNITS = { step: "step", epochs: "epoch", seconds: "seconds" };
 let count = 0; // of the groups of plots that share a cursor
@@ -308,9 +307,20 @@ export const swatch = (line) =>
 export const fileName = (...parts) =>
   parts.join(" ").replaceAll(/[^\p{L}\p{N}._-]+/gu, "-").replaceAll(/^[-.]+|-+$/g, "");
 
+/**
+ * The curves of a run: of one that trains, those that grow. They are also there before the first
+ * checkpoint, and until the summary of a run that has ended arrives.
+ */
+export const curvesOf = (run) => {
+  const whole = run.summary?.curves ?? null;
+  const unfinished = run.state === "training" || !whole?.series.length;
+  return (unfinished && run.growing) || whole;
+};
+
+const courseOf = (value) => (value.course === undefined ? course(value.array) : value.course);
+
 /** What a curve did, in words: "validation elbo rose from −40.1 to −24.6". */
-export function inWords(label, y) {
-  const found = course(y);
+export function inWords({ label, y, course: found }) {
   if (found === null) return `${label} has no finite value`;
   if (y.length === 1) return `${label} is ${number(found.last)}`;
   const verb = found.last > found.first ? "rose" : found.last < found.first ? "fell" : "stayed";
@@ -324,52 +334,51 @@ export function inWords(label, y) {
 const HIDDEN = new Set(["lr", "gradient", "kl weight"]); // panels that are shown on demand
 
 /**
- * The learning curves of a run. `update(curves)` shows a longer history, `theme()` new colours.
+ * The learning curves of a run. `update(run)` shows a longer history, `theme()` new colours.
  */
-export function curvesPart(run, context = {}) {
-  const view = new Curves(run, context);
+export function curvesPart(run) {
+  const view = new Curves(run);
   return {
     element: view.element,
-    update: (curves) => view.update(curves),
+    update: (now) => view.update(now),
     theme: () => view.theme(),
+    destroy: () => view.destroy(),
   };
 }
 
 class Curves {
-  constructor(run, context) {
+  constructor(run) {
     this.run = run;
-    this.context = context;
     this.sync = `curves ${(count += 1)}`;
     this.unit = "step";
     this.whole = false;
     this.besides = false;
     this.range = null; // of x, in the chosen unit; null shows everything
     this.panels = [];
-    this.later = null;
-    this.drawn = 0;
     this.body = h("div", {});
     this.readout = h("p", { class: "curves-readout" });
     this.element = h("section", { class: "part", id: "curves", "aria-labelledby": "curves-title" },
       h("h2", { id: "curves-title" }, "Training"), this.body);
-    this.curves = run.summary?.curves ?? run.curves ?? null;
+    this.curves = curvesOf(run);
     this.build();
   }
 
-  update(curves) {
+  update(run) {
+    const curves = curvesOf(run);
     const changed = this.names() !== this.names(curves);
+    this.run = run;
     this.curves = curves;
-    if (changed) {
-      this.build();
-      return;
-    }
-    if (this.later !== null) return;
-    const wait = Math.max(0, this.drawn + 1000 / REDRAWS - performance.now());
-    this.later = setTimeout(() => {
-      this.later = null;
+    if (changed) this.build();
+    else if (this.panels.length) {
       this.show();
       this.listEvents();
       this.writeTable();
-    }, wait);
+    }
+  }
+
+  destroy() {
+    for (const { plot } of this.panels) plot.destroy();
+    this.panels = [];
   }
 
   theme() {
@@ -384,8 +393,9 @@ class Curves {
   // Building ---------------------------------------------------------------------------------------
 
   build() {
-    for (const { plot } of this.panels) plot.destroy();
-    this.panels = [];
+    this.destroy();
+    if (this.unit !== "step" && !this.curves?.[this.unit]) Object.assign(this, { unit: "step", range: null });
+    const open = this.table?.open;
     clear(this.body);
     const series = this.curves?.series ?? [];
     const bounds = series.filter((one) => one.kind === "bound");
@@ -402,7 +412,9 @@ class Curves {
     this.grid = h("div", { class: "curves-grid" });
     this.legend = h("ul", { class: "curves-legend" });
     this.events = h("div", {});
-    this.table = h("details", {}, h("summary", {}, "The curves as a table"));
+    this.table = h("details", { open }, h("summary", {}, "The curves as a table"));
+    this.items = new Map(); // the item of each event in the list
+    this.cells = null; // of the table
     const main = bounds.length
       ? this.panel("bound", bounds.map((one) => one.key), "The bound, nats per example", 300)
       : null;
@@ -482,6 +494,7 @@ class Curves {
     const bounds = [...new Set(this.curves.series.filter((one) => one.kind === "bound")
       .map((one) => one.name))];
     const chosen = keys.map((key) => this.curves.series.find((other) => other.key === key));
+    const clock = unit === "step" ? null : this.curves[unit];
     return chosen.map((one) => {
       const { key } = one;
       const alone = chosen.filter((other) => other.name === one.name).length === 1;
@@ -490,8 +503,9 @@ class Curves {
       return {
         key,
         label: `${one.name}, ${one.validation ? "validation" : "training"}`,
-        x: unit === "step" ? steps : Float64Array.from(steps, (step) => this.at(step, unit)),
+        x: clock ? along(clock.step.array, clock.value.array, steps) : steps,
         y: one.value.array,
+        course: courseOf(one.value),
         colour: `--c${Math.max(0, bounds.indexOf(one.name)) % 10}`,
         width: bold ? 2 : 1,
         alpha: bold ? 1 : 0.4,
@@ -512,7 +526,6 @@ class Curves {
 
   show() {
     if (!this.panels.length) return;
-    this.drawn = performance.now();
     const every = this.panels.map(({ keys }) => this.lines(keys));
     const full = this.full(every.flat());
     const range = this.range ?? full;
@@ -524,16 +537,16 @@ class Curves {
     this.panels.forEach(({ name, plot, title }, i) => {
       const lines = every[i];
       const main = name === "bound";
+      const line = main && Number.isFinite(evidence?.model_mean) ? { value: evidence.model_mean, label: reference(evidence) } : null;
       plot.set(lines, range, {
         zoom: this.range !== null,
         whole: this.whole,
         bands,
-        label: `${title}: ${lines.map((line) => inWords(line.label, line.y)).join("; ")}.`,
+        label: `${title}: ${[...lines.map(inWords), ...(line ? [line.label] : [])].join("; ")}.`,
         marks: main ? this.curves.events.map((event) => ({ x: this.at(event.step) })) : [],
         point: main && best && lines.some((line) => line.label.endsWith("validation"))
           ? { x: this.at(best.step), y: best.value, label: `best ${number(best.value)} at step ${number(best.step)}` } : null,
-        reference: main && Number.isFinite(evidence?.mean)
-          ? { value: evidence.mean, label: `log p(x) ${number(evidence.mean)}` } : null,
+        reference: line,
       });
     });
     this.writeLegend(this.panels[0].name === "bound" ? every[0] : [], bands);
@@ -588,23 +601,46 @@ class Curves {
       ...(this.curves.events.length ? [h("li", {},
         s("svg", { width: 12, height: 12, "aria-hidden": "true" },
           s("path", { d: "M1,11 h10 l-5,-9 z", fill: "var(--warn)" })),
-        plural(this.curves.events.length, "event"))] : []));
+        plural(this.curves.noted, "event"))] : []));
   }
 
+  // New events are added to the list, so that it keeps its place and the focus.
   listEvents() {
-    const found = this.curves.events;
-    clear(this.events);
-    if (!found.length) return;
-    this.events.append(
-      h("h3", {}, plural(found.length, "event")),
-      h("ul", { class: "curves-events" }, found.map((event) => h("li", {},
-        h("button", {
-          type: "button", class: "tiny",
-          "aria-label": `Show step ${number(event.step)} in the curves`,
-          on: { click: () => this.goTo(event.step) },
-        }, `step ${number(event.step)}`),
-        h("span", {}, event.text,
-          event.remedy && [" ", h("span", { class: "remedy" }, event.remedy)])))));
+    const { events, noted } = this.curves;
+    if (!events.length) {
+      clear(this.events);
+      this.items.clear();
+      return;
+    }
+    if (!this.items.size) {
+      this.heading = h("h3", {});
+      this.list = h("ul", { class: "curves-events" });
+      clear(this.events).append(this.heading, this.list);
+    }
+    this.heading.textContent = plural(noted, "event") +
+      (noted > events.length ? `, of which the first and the last ${number(events.length / 2)} are listed` : "");
+    const wanted = new Set(events);
+    for (const [event, item] of this.items) {
+      if (wanted.has(event)) continue;
+      item.remove();
+      this.items.delete(event);
+    }
+    for (const event of events) {
+      if (this.items.has(event)) continue;
+      this.items.set(event, this.eventItem(event));
+      this.list.append(this.items.get(event));
+    }
+  }
+
+  eventItem(event) {
+    return h("li", {},
+      h("button", {
+        type: "button", class: "tiny",
+        "aria-label": `Show step ${number(event.step)} in the curves`,
+        on: { click: () => this.goTo(event.step) },
+      }, `step ${number(event.step)}`),
+      h("span", {}, event.text,
+        event.remedy && [" ", h("span", { class: "remedy" }, event.remedy)]));
   }
 
   goTo(step) {
@@ -618,16 +654,23 @@ class Curves {
   }
 
   writeTable() {
-    const rows = this.curves.series.map((one) => ({ one, found: course(one.value.array) }));
-    const cell = (value) => h("td", { class: "figure" }, number(value ?? null));
-    this.table.replaceChildren(
-      h("summary", {}, "The curves as a table"),
-      h("div", { class: "table-box" }, h("table", {},
+    const { series } = this.curves;
+    if (this.cells === null) {
+      this.cells = series.map(() => ["entries", "first", "low", "high", "last"].map((key) => [key, h("td", { class: "figure" })]));
+      this.table.append(h("div", { class: "table-box" }, h("table", {},
         h("thead", {}, h("tr", {}, ["curve", "entries", "first", "lowest", "highest", "last"].map((text) =>
           h("th", { scope: "col" }, text)))),
-        h("tbody", {}, rows.map(({ one, found }) => h("tr", {},
+        h("tbody", {}, series.map((one, i) => h("tr", {},
           h("th", { scope: "row" }, `${one.name}, ${one.validation ? "validation" : "training"}`),
-          cell(one.value.array.length), cell(found?.first), cell(found?.low), cell(found?.high),
-          cell(found?.last)))))));
+          this.cells[i].map(([, cell]) => cell)))))));
+    }
+    series.forEach(({ value }, i) => {
+      const found = { entries: value.array.length, ...courseOf(value) };
+      for (const [key, cell] of this.cells[i]) cell.textContent = number(found[key] ?? null);
+    });
   }
 }
+
+// The curves are in the units of the model, and so is the line.
+const reference = ({ mean, model_mean: value }) =>
+  `log p(x) ${number(value)}${mean === value ? "" : " in the units of the model"}`;

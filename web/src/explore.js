@@ -258,6 +258,7 @@ export class Explorer {
   }
 
   release(name) {
+    this.shownRow = null;
     this.fixed.delete(name);
     this.update();
   }

@@ -1,16 +1,16 @@
 // The history of a run that trains: rows arrive in pieces and are kept in growing arrays.
 
-const BOUNDS = ["elbo", "iwae", "expected", "evidence"];
-const BESIDES = ["lr", "gradient", "kl weight", "phase", "seconds", "epoch", "step", "note"];
+const MOST_EVENTS = 1000; // as in a finished run: the first half and the last half
+// The bounds that compare validations as long as the settings of the run are unknown.
+const JUDGES = ["iwae", "elbo", "evidence"];
 
-// The best validation, by the objective of the run if it has one of its own.
-function best(series) {
-  const judged = ["validation objective", ...BOUNDS.map((name) => `validation ${name}`)]
-    .map((key) => series.find((one) => one.key === key)).find(Boolean);
+// The best validation, by the quantity that judges the run; the first of equal ones.
+function best(series, judge) {
+  const judged = (judge ? [judge] : JUDGES).map((name) => series.find((one) => one.validation && one.name === name)).find(Boolean);
   if (!judged) return null;
   let found = null;
   judged.value.array.forEach((value, i) => {
-    if (found === null || value > found.value) found = { step: judged.step.array[i], value };
+    if (Number.isFinite(value) && (found === null || value > found.value)) found = { step: judged.step.array[i], value };
   });
   return found;
 }
@@ -19,6 +19,7 @@ class Growing {
   constructor() {
     this.array = new Float64Array(256);
     this.count = 0;
+    this.course = null; // first, last, lowest and highest finite value
   }
 
   push(value) {
@@ -28,10 +29,16 @@ class Growing {
       this.array = larger;
     }
     this.array[this.count++] = value;
+    if (this.course === null) this.course = { first: value, last: value, low: value, high: value };
+    else {
+      this.course.last = value;
+      if (value < this.course.low) this.course.low = value;
+      if (value > this.course.high) this.course.high = value;
+    }
   }
 
-  get filled() {
-    return this.array.subarray(0, this.count);
+  get packed() {
+    return { array: this.array.subarray(0, this.count), shape: [this.count], course: this.course };
   }
 }
 
@@ -43,53 +50,70 @@ export class LiveCurves {
   reset() {
     this.series = new Map();
     this.times = { steps: new Growing(), seconds: new Growing(), epochs: new Growing() };
-    this.events = [];
+    this.events = { first: [], last: [], count: 0 };
     this.rows = 0;
+    this.lastStep = 0;
   }
 
-  // `columns` have equal lengths, with null where a row has no such entry.
-  add({ rows, columns }) {
+  /**
+   * Add rows. `columns` have equal lengths, with null where a row has no such entry; `series`
+   * describes those that are curves: {key, name, validation, kind, title}.
+   */
+  add({ rows, columns, series = [] }) {
     const steps = columns.step ?? [];
-    for (const [key, values] of Object.entries(columns)) {
-      if (["step", "epoch", "seconds", "phase", "note", "kind", "about", "remedy"].includes(key)) continue;
+    for (const about of [...series, ...gaps(columns)]) {
+      const values = about.values ?? columns[about.key];
+      if (!this.series.has(about.key)) this.series.set(about.key, { about, step: new Growing(), value: new Growing() });
+      const { step, value } = this.series.get(about.key);
       for (let i = 0; i < rows; i++) {
         if (typeof values[i] !== "number") continue;
-        if (!this.series.has(key)) this.series.set(key, { step: new Growing(), value: new Growing() });
-        const one = this.series.get(key);
-        one.step.push(steps[i]);
-        one.value.push(values[i]);
+        step.push(steps[i]);
+        value.push(values[i]);
       }
+      if (!value.count) this.series.delete(about.key);
     }
     for (let i = 0; i < rows; i++) {
-      const note = columns.note?.[i];
-      if (note) {
-        this.events.push({ step: steps[i], kind: columns.kind?.[i] ?? "", about: columns.about?.[i] ?? "", text: note, remedy: "" });
+      const text = columns.note?.[i];
+      if (text) {
+        const entry = (name) => columns[name]?.[i] ?? "";
+        this.addEvent({ step: steps[i], kind: entry("kind"), about: entry("about"), text, remedy: "" }); // a note ends with its remedy
       } else if (typeof columns.seconds?.[i] === "number") {
         this.times.steps.push(steps[i]);
         this.times.seconds.push(columns.seconds[i]);
         this.times.epochs.push(columns.epoch?.[i] ?? 0);
       }
+      if (steps[i] > this.lastStep) this.lastStep = steps[i];
     }
     this.rows += rows;
   }
 
-  // The same form as a summary's curves.
-  curves(before) {
-    const series = [...this.series].map(([key, { step, value }]) => {
-      const validation = key.startsWith("validation ");
-      const name = validation ? key.slice("validation ".length) : key;
-      const kind = BOUNDS.includes(name) ? "bound" : name.startsWith("kl(") ? "kl"
-        : BESIDES.includes(name) ? "besides" : "term";
-      return { key, name, validation, kind, title: name,
-        step: { array: step.filled, shape: [step.count] }, value: { array: value.filled, shape: [value.count] } };
-    });
-    const titles = new Map((before?.series ?? []).map((one) => [one.key, one.title]));
-    for (const one of series) one.title = titles.get(one.key) ?? one.title;
-    const clock = (values) => ({
-      step: { array: this.times.steps.filled, shape: [this.times.steps.count] },
-      value: { array: values.filled, shape: [values.count] },
-    });
-    return { phases: [], ...before, best: best(series), series, events: this.events,
-      seconds: clock(this.times.seconds), epochs: clock(this.times.epochs) };
+  addEvent(event) {
+    const { first, last } = this.events;
+    this.events.count++;
+    if (first.length < MOST_EVENTS / 2) first.push(event);
+    else last.push(event);
+    if (last.length > MOST_EVENTS / 2) last.shift();
   }
+
+  /** The same form as a summary's curves; `known` are those of the last checkpoint, without rows. */
+  curves(known) {
+    const series = [...this.series.values()].map(({ about: { key, name, validation, kind, title }, step, value }) =>
+      ({ key, name, validation, kind, title, step: step.packed, value: value.packed }));
+    const clock = (values) => (this.times.steps.count ? { step: this.times.steps.packed, value: values.packed } : null);
+    const { first, last, count } = this.events;
+    return {
+      phases: known?.phases ?? [], judge: known?.judge ?? null, best: best(series, known?.judge), series,
+      events: [...first, ...last], noted: count, seconds: clock(this.times.seconds), epochs: clock(this.times.epochs),
+    };
+  }
+}
+
+// log p − ELBO, where rows have both.
+function gaps(columns) {
+  return ["", "validation "].flatMap((prefix) => {
+    const [evidence, elbo] = [columns[`${prefix}evidence`], columns[`${prefix}elbo`]];
+    if (!evidence || !elbo || columns[`${prefix}gap`]) return [];
+    const values = evidence.map((value, i) => (typeof value === "number" && typeof elbo[i] === "number" ? value - elbo[i] : null));
+    return [{ key: `${prefix}gap`, name: "gap", validation: prefix !== "", kind: "term", title: "gap", values }];
+  });
 }

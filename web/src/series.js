@@ -30,6 +30,23 @@ export function interpolate(xs, ys, at) {
   return ys[after - 1] + share * (ys[after] - ys[after - 1]);
 }
 
+/** The same at ascending places `at`, in one pass over both. */
+export function along(xs, ys, at) {
+  const found = new Float64Array(at.length);
+  let after = 0;
+  for (let i = 0; i < at.length; i += 1) {
+    while (after < xs.length && xs[after] < at[i]) after += 1;
+    if (after === 0) found[i] = ys[0];
+    else if (after === xs.length) found[i] = ys[after - 1];
+    else {
+      const span = xs[after] - xs[after - 1];
+      const share = span > 0 ? (at[i] - xs[after - 1]) / span : 1;
+      found[i] = ys[after - 1] + share * (ys[after] - ys[after - 1]);
+    }
+  }
+  return found;
+}
+
 /**
  * The points of a line from `low` to `high` that matter on `buckets` pixels: of each pixel the first,
  * lowest, highest and last point. One point beyond each end is kept, so that the line leaves the
@@ -81,32 +98,40 @@ function quantile(sorted, share) {
   return sorted[below] + (at - below) * (sorted[above] - sorted[below]);
 }
 
+const SAMPLED = 4096; // values of a curve that say where its outliers begin
+
 /**
  * Limits of the y axis for several curves: without the first tenth of each and without outliers.
  * `skipped` is the share of each curve to leave out at its start; `outliers` keeps the outliers.
  */
 export function limits(curves, { skipped = 0.1, outliers = false } = {}) {
-  const values = [];
-  for (const curve of curves) {
-    for (let i = Math.floor(curve.length * skipped); i < curve.length; i += 1) {
-      if (Number.isFinite(curve[i])) values.push(curve[i]);
-    }
-  }
-  if (!values.length) return [0, 1];
+  const starts = curves.map((curve) => Math.floor(curve.length * skipped));
   let [least, most] = [-Infinity, Infinity];
   if (!outliers) {
-    const sorted = Float64Array.from(values).sort();
-    const [low, high] = [quantile(sorted, 0.02), quantile(sorted, 0.98)];
-    const reach = 1.5 * (high - low);
-    [least, most] = [low - reach, high + reach];
-  }
-  let [low, high] = [Infinity, -Infinity];
-  for (const value of values) {
-    if (value >= least && value <= most) {
-      if (value < low) low = value;
-      if (value > high) high = value;
+    const some = curves.flatMap((curve, k) => {
+      const step = Math.max(1, (curve.length - starts[k]) / SAMPLED);
+      const found = [];
+      for (let i = starts[k]; i < curve.length; i += step) found.push(curve[Math.floor(i)]);
+      return found.filter(Number.isFinite);
+    });
+    if (some.length) {
+      const sorted = Float64Array.from(some).sort();
+      const [low, high] = [quantile(sorted, 0.02), quantile(sorted, 0.98)];
+      const reach = 1.5 * (high - low);
+      [least, most] = [low - reach, high + reach];
     }
   }
+  let [low, high] = [Infinity, -Infinity];
+  curves.forEach((curve, k) => {
+    for (let i = starts[k]; i < curve.length; i += 1) {
+      const value = curve[i];
+      if (value >= least && value <= most && value > -Infinity && value < Infinity) {
+        if (value < low) low = value;
+        if (value > high) high = value;
+      }
+    }
+  });
+  if (low > high) return [0, 1];
   const margin = 0.06 * (high - low) + 1e-3 * Math.max(1, Math.abs(low) / 100);
   return [low - margin, high + margin];
 }
@@ -175,7 +200,7 @@ export function uniformBand(n, bins) {
   return [low ?? 0, n];
 }
 
-/** First, best and last finite value of a curve; null if there is none. */
+/** First, last, lowest and highest finite value of a curve; null if there is none. */
 export function course(y) {
   let [first, last, low, high] = [null, null, Infinity, -Infinity];
   for (const value of y) {

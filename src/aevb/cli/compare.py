@@ -60,7 +60,7 @@ def compare(
     Example: aevb compare run-1 run-2
     """
     from aevb.cli.model_argument import is_run
-    from aevb.comparison.runs import expanded
+    from aevb.training.seed_folders import expanded
 
     for folder in runs:
         if not (is_run(str(folder)) or (folder / "sweep.json").is_file()):
@@ -75,14 +75,15 @@ def compare(
 
 
 def compare_runs(
-    folders: Sequence[Path],
+    folders: Mapping[str, Path] | Sequence[Path],
     data: str | None = None,
     missing: Sequence[str] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Compare runs on the rows of a file, or else on the rows that all held out.
 
-    ``settings`` are those of :func:`aevb.comparison.entrants.compare_entrants`.
+    ``folders`` may have names. ``settings`` are those of
+    :func:`aevb.comparison.entrants.compare_entrants`.
     """
     from aevb.comparison.entrants import compare_entrants
     from aevb.comparison.runs import named, on_file, tables_of

@@ -39,9 +39,9 @@ def page(
     Example: aevb page run --out page.html
     """
     from aevb.cli.page_subjects import comparison_of, open_for_page
-    from aevb.comparison.runs import distinct, expanded
     from aevb.page.html import document, write_page
     from aevb.page.sections import run_section
+    from aevb.training.seed_folders import distinct, expanded
 
     folders = list(dict.fromkeys(expanded(runs)))
     if not folders:

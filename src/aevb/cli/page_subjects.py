@@ -12,6 +12,8 @@ from aevb.cli.model_argument import is_density, open_run
 from aevb.cli.open_table import is_table_run, open_table
 from aevb.cli.table_files import own_names
 
+MOST_KEPT = 4  # runs that train whose rows a process keeps
+MOST_DECODED = 256  # rows of a request to decode
 FEW_SAMPLES = 200  # importance samples per row in a comparison of runs, if the usual number of
 WORK = 2e12  # samples takes more multiplications than this
 
@@ -67,7 +69,8 @@ def open_for_page(
         try:
             recipe = recipe_of(folder)
             if model is not None and with_rows:
-                subject, notes = _subject(folder, model, run, recipe, data, name or folder.name)
+                open_subject = _kept_subject if live else _subject
+                subject, notes = open_subject(folder, model, run, recipe, data, name or folder.name)
         except Exception as error:
             if data is not None:
                 raise  # the command names rows that are not there, or that do not fit
@@ -95,6 +98,40 @@ def _state(folder: Path) -> str:
 
     found = Folder(folder).look().state
     return STOPPED if found == WAITING else found
+
+
+_KEPT: dict[Path, tuple[Any, Subject, tuple[str, ...], list[warnings.WarningMessage]]] = {}
+
+
+def _kept_subject(
+    folder: Path, model: Model, run: Any, recipe: Recipe | None, data: str | None, name: str
+) -> tuple[Subject, tuple[str, ...]]:
+    """The subject of a run that trains: its rows are read again only if their files have changed.
+
+    The server asks for a map at many checkpoints, and only the weights differ.
+    """
+    places = [folder / "data.json", folder / "clusters"]
+    if recipe is not None:
+        places += [Path(one) for one in (recipe.data, recipe.validation) if one]
+    key = name, data, tuple(map(_file_state, places))
+    if folder not in _KEPT or _KEPT[folder][0] != key:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            subject, notes = _subject(folder, model, run, recipe, data, name)
+        while len(_KEPT) >= MOST_KEPT:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[folder] = key, subject, notes, caught
+    _, subject, notes, caught = _KEPT[folder]
+    for one in caught:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return replace(subject, model=model, run=run), notes
+
+
+def _file_state(path: Path) -> tuple[Any, ...]:
+    """What changes when a file, or a file in a folder, is written."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    found = [(one.name, one.stat()) for one in files]
+    return tuple((name, state.st_ino, state.st_mtime_ns, state.st_size) for name, state in found)
 
 
 def _subject(
@@ -174,27 +211,29 @@ def _table_splits(table: Any, recipe: Recipe | None, data: str | None) -> list[S
     from aevb.runtime.checked_files import DataWarning
 
     everything = np.arange(table.known.num_rows)
+    frame = _cells(table)
     if recipe is None or data is not None:
-        return [_table_split(table, "", everything)]
+        return [_table_split(table, frame, "", everything)]
     if has_changed(table.schema, recipe):
         warnings.warn(
             DataWarning(f"{recipe.data} has changed since training, so {HELD_OUT_UNKNOWN}"),
             stacklevel=2,
         )
-        return [_table_split(table, "", everything)]
+        return [_table_split(table, frame, "", everything)]
     if recipe.hold_out and table.file.large is not None:
-        return [_table_split(table, "", everything)]  # random rows, held-out ones among them
+        return [_table_split(table, frame, "", everything)]  # random rows, held-out ones among them
     if recipe.hold_out:
         trained_on, held_out = split_numbers(table.file, recipe)
         return [
-            _table_split(table, "training", trained_on),
-            _table_split(table, "held out", held_out),
+            _table_split(table, frame, "training", trained_on),
+            _table_split(table, frame, "held out", held_out),
         ]
-    found = [_table_split(table, "training", everything)]
+    found = [_table_split(table, frame, "training", everything)]
     if recipe.validation:
         try:
             other = open_table(table.run, recipe.validation, tell=False)
-            found.append(_table_split(other, "validation", np.arange(other.known.num_rows)))
+            rows = np.arange(other.known.num_rows)
+            found.append(_table_split(other, _cells(other), "validation", rows))
         except (ValueError, OSError) as error:
             _warn_of_validation(recipe, error)
     return found
@@ -212,13 +251,18 @@ def _warn_of_validation(recipe: Recipe, error: Exception) -> None:
     )
 
 
-def _table_split(table: Any, name: str, rows: np.ndarray) -> Split:
-    from aevb.page.subject import Split
-
+def _cells(table: Any) -> Any:
+    """The rows of a table with the types of the run's own table, and their clusters."""
     frame = _with_clusters(table)
-    for column in table.known.column_names:  # with the types of the run's own table
+    for column in table.known.column_names:
         at = frame.column_names.index(column)
         frame = frame.set_column(at, column, table.known[column])
+    return frame
+
+
+def _table_split(table: Any, frame: Any, name: str, rows: np.ndarray) -> Split:
+    from aevb.page.subject import Split
+
     encoded = table.schema.encode(table.known.take(rows))
     return Split(name, encoded, None, table.file.numbers[rows], frame.take(rows))
 
@@ -274,13 +318,33 @@ def decode_json(folder: Path, request: dict[str, Any]) -> str:
     from aevb.page.html import to_json
 
     model = _model_of(folder)
-    found = decode(
-        model,
-        request.get("values", {}),
-        draw=bool(request.get("draw")),
-        seed=int(request.get("seed", 0)),
+    return to_json(_lists(decode(model, **_checked(model, request))))
+
+
+def _checked(model: Model, request: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a request to decode, of which a browser may have sent anything."""
+    import numpy as np
+
+    values, draw, seed = (
+        request.get(name, usual) for name, usual in (("values", {}), ("draw", False), ("seed", 0))
     )
-    return to_json(_lists(found))
+    if not isinstance(values, dict):
+        raise ValueError("values is an object: the numbers of each variable by its name.")
+    if not isinstance(draw, bool):
+        raise ValueError("draw is true or false.")
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise ValueError("seed is a whole number from 0 to 2**63 − 1.")
+    found, graph = {}, model.graph
+    for name, value in values.items():
+        try:
+            array = np.asarray(value, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"The value of {name[:80]} is no array of numbers.") from None
+        size = graph.size(name) if name in graph.stochastic or name in graph.given else array.size
+        if array.size > MOST_DECODED * max(1, size):
+            raise ValueError(f"{name} has more than {MOST_DECODED} rows.")
+        found[name] = array
+    return {"values": found, "draw": draw, "seed": seed}
 
 
 _MODELS: dict[Path, tuple[float, Model]] = {}
@@ -301,27 +365,46 @@ def _lists(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def comparison_json(folders: list[Path]) -> str:
-    """The comparison of several runs as JSON, for the server."""
+def comparison_json(runs: dict[str, Path]) -> str:
+    """The comparison of several runs, by name, as JSON, for the server."""
     from aevb.page.html import to_json
 
-    return to_json(comparison_of([open_for_page(one) for one in folders]))
+    opened = [open_for_page(folder, name=name) for name, folder in runs.items()]
+    return to_json(comparison_of(opened))
 
 
 def comparison_of(opened: list[Opened], data: str | None = None) -> dict[str, Any] | None:
-    """Compare runs on the rows that they held out, or on those of a file."""
+    """Compare runs on the rows that they held out, or on those of a file.
+
+    Runs that cannot be read are left out, and a sentence says so.
+    """
     from aevb.cli.compare import compare_runs
     from aevb.comparison import Comparison
+    from aevb.evidence import SAMPLES
     from aevb.page.compared import compared
 
-    known = [one for one in opened if one.model is not None]
+    whole = [one for one in opened if one.subject is not None]
+    lost = [one for one in opened if one.subject is None]
+    notes = [
+        f"{one.name} is left out: {next(iter(one.problems), 'it has no trained model.')}"
+        for one in lost
+    ]
     found: Comparison | Exception
     try:
-        folders = [one.folder for one in known if one.folder is not None]
-        found = compare_runs(folders, data, samples=_samples(known))
+        if len(whole) < 2:
+            raise ValueError("Fewer than two of them can be read.")
+        samples = _samples(whole)
+        found = compare_runs(
+            {one.name: one.folder for one in whole if one.folder is not None}, data, samples=samples
+        )
+        if samples is not None and any(one.samples for one in found.models):
+            notes.append(
+                f"The models are large, so their log p is estimated with {samples} samples per row "
+                f"instead of {SAMPLES:,}. `aevb compare --samples N` takes more."
+            )
     except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
         found = error
-    return compared(known, found)
+    return compared(opened, found, notes)
 
 
 def _samples(opened: list[Opened]) -> int | None:

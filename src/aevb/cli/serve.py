@@ -8,12 +8,13 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from aevb.training.seed_folders import seed_folders
+from aevb.training.seed_folders import expanded
 
 START = 20.0  # seconds that aevb train waits for its server
 FUNCTIONS = {  # for the processes that compute the parts of a page
@@ -27,7 +28,10 @@ OURS = (".lock", "model.json", "metrics.jsonl", "checkpoints")  # files that onl
 def serve(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders of runs, or of the runs of several seeds."),
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs. A folder of several seeds, or of a sweep, stands for its runs.",
+        ),
     ],
     port: Annotated[
         int | None,
@@ -102,14 +106,13 @@ def serve(
 
 
 def folders_of(runs: list[Path], *, follow: bool = False) -> list[Path]:
-    """Return the folders of runs, with those of several seeds one by one.
+    """Return the folders of runs, with those of several seeds and of sweeps one by one.
 
     Raise ValueError for a folder that holds no run, unless it may begin later (``follow``).
     """
-    found: list[Path] = []
-    for run in runs:
-        seeds = [] if (run / "model.json").is_file() else seed_folders(run)
-        found += [one for one in seeds if one.is_dir()] or [run]
+    found = list(dict.fromkeys(expanded(runs, OURS)))
+    if not found:
+        raise ValueError(f"{runs[0]} holds no runs yet.")
     for run in found:
         if run.exists() and not run.is_dir():
             raise ValueError(f"{run} is a file. Name the folder of a run.")
@@ -118,7 +121,7 @@ def folders_of(runs: list[Path], *, follow: bool = False) -> list[Path]:
                 f"{run} holds no run. Name the folder of one, or wait for one that will begin "
                 f"there: --follow."
             )
-    return list(dict.fromkeys(found))
+    return found
 
 
 def check_installed() -> None:
@@ -132,11 +135,33 @@ def check_installed() -> None:
         ) from None
 
 
+@contextlib.contextmanager
+def page_beside(folders: list[Path], *, wanted: bool) -> Iterator[None]:
+    """Show runs in the browser while they train in this process, and afterwards.
+
+    Ctrl-C stops the training, and the page stays open at a terminal until another one. An error
+    ends both.
+    """
+    if not wanted:
+        yield
+        return
+    page = PageServer(folders)
+    try:
+        yield
+    except typer.Exit:  # the training was interrupted, and has said so
+        page.stay()
+        raise
+    except BaseException:
+        page.close()
+        raise
+    page.stay()
+
+
 class PageServer:
     """A server in a process of its own, which ends with this one.
 
     It ends when its standard input does, so even a killed trainer leaves no server behind. It has
-    its own session: Ctrl-C stops the training and not the page.
+    its own session, so that Ctrl-C does not reach it.
     """
 
     def __init__(self, folders: list[Path]) -> None:

@@ -38,7 +38,7 @@ from aevb.cli.options import (
     path,
     takes_settings,
 )
-from aevb.cli.serve import PageServer
+from aevb.cli.serve import page_beside
 from aevb.cli.train_table import TableOptions, names_table, train_table
 from aevb.cli.units import units_note
 from aevb.estimate.metric_names import OBJECTIVE
@@ -48,6 +48,7 @@ from aevb.training.settings import Settings, read_toml
 if TYPE_CHECKING:
     from aevb.data.datasets import Loaded, Split
     from aevb.model import Model
+    from aevb.training.run import Run
 
 SHOWN = 4  # columns of a variable to print
 
@@ -189,12 +190,16 @@ def train(
             split,
         )
         out = out or Path(f"{Path(model).stem}-run")
-        page = PageServer([out]) if serve else None
         train_table(
-            model, out, options, given, device=device, tensorboard=tensorboard, resume=resume
+            model,
+            out,
+            options,
+            given,
+            device=device,
+            tensorboard=tensorboard,
+            resume=resume,
+            serve=serve,
         )
-        if page is not None:
-            page.stay()
         return
     refuse_table_options(model, model_, kind, without)
     if out is None:
@@ -277,37 +282,40 @@ def train(
         "tensorboard": tensorboard,
     }
     check = loaded.test.data if loaded.test else None
-    page = PageServer(places) if serve and speaks else None
-    try:
-        with _advised(model):
-            made = fit(
-                found,
-                loaded.train.data,
-                validation=check,
-                seeds=seeds,
-                recipe=loaded.recipe,
-                **files,
-                **{**usual, **given},
-            )
-    except KeyboardInterrupt as stop:  # typer would drop the message
+    with page_beside(places, wanted=serve and speaks):
+        try:
+            with _advised(model):
+                made = fit(
+                    found,
+                    loaded.train.data,
+                    validation=check,
+                    seeds=seeds,
+                    recipe=loaded.recipe,
+                    **files,
+                    **{**usual, **given},
+                )
+        except KeyboardInterrupt as stop:  # typer would drop the message
+            if speaks:
+                print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
+            raise typer.Exit(130) from None
         if speaks:
-            print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    if not speaks:
-        return
-    runs = made if isinstance(made, list) else [made]
+            _report(made if isinstance(made, list) else [made], places, out)
+
+
+def _report(runs: list[Run], places: list[Path], out: Path) -> None:
+    """Draw the curves of the runs, and print where they are and what to do next."""
     for run, place in zip(runs, places, strict=True):
         run.plot(place / "curves.png")
     first = runs[0]
-    if seeds is None:
+    if places == [out]:
         print(
             f"\n{first.step} steps in {first.seconds:.1f} s. The run is in {out}: curves.png, "
             f"metrics.jsonl, checkpoints."
         )
     else:
         print(
-            f"\n{seeds} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, each "
-            f"with curves.png, metrics.jsonl, checkpoints:"
+            f"\n{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, "
+            f"each with curves.png, metrics.jsonl, checkpoints:"
         )
         objective = "objective " if first.settings.judge == OBJECTIVE else ""
         for run, place in zip(runs, places, strict=True):
@@ -328,8 +336,6 @@ def train(
             for command in ("evaluate", "doctor", "sample")
         )
     )
-    if page is not None:
-        page.stay()
 
 
 def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: int | None) -> None:

@@ -17,6 +17,7 @@ from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
 from aevb.cli.options import check_resume, device_of, in_its_words
+from aevb.cli.serve import page_beside
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import DENSITY, read_arguments
 from aevb.cli.table_text import paragraph, schema_text
@@ -103,8 +104,9 @@ def train_table(
     device: str,
     tensorboard: bool,
     resume: bool,
+    serve: bool,
 ) -> None:
-    """Train a model of a table and write the run."""
+    """Train a model of a table and write the run; ``serve``: show it in the browser meanwhile."""
     from aevb.data.large_tables import in_memory
     from aevb.evidence.exact import why_not_exact
     from aevb.tables.selection import STARTS
@@ -148,7 +150,8 @@ def train_table(
         ]
     print("\n".join(notes))
     if name == DENSITY:
-        _train_density(schema, train, check, out, recipe, settings, notes)
+        with page_beside([out], wanted=serve):
+            _train_density(schema, train, check, out, recipe, settings, notes)
         return
     model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
@@ -159,29 +162,30 @@ def train_table(
         rows = "all rows" if networks else f"{train.sample.num_rows:,} random rows"
         notes.append(f"It is fitted to {rows}.")
         print(notes[-1])
-    try:
-        fitted = schema.fit(
-            model.to(device_of(device)),
-            train,
-            validation=check,
-            out=out,
-            resume=resume,
-            starts=STARTS if name == "mixture" and None in arguments.values() else None,
-            hide=HIDE if networks else 0.0,
-            progress=None if networks or shown else False,
-            tensorboard=tensorboard,
-            recipe=recipe,
-            **settings,
-        )
-    except KeyboardInterrupt as stop:  # typer would drop the message
-        print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    run = fitted.run
-    assert run is not None
-    run.plot(out / "curves.png")
-    result = _result(fitted, train, check, f"{run.seconds:.1f} s ({run.step} steps)")
-    _write_notes(out, fitted, [*notes, *result])
-    print("\n".join(["", *result, "", *_next(fitted, out)]))
+    with page_beside([out], wanted=serve):
+        try:
+            fitted = schema.fit(
+                model.to(device_of(device)),
+                train,
+                validation=check,
+                out=out,
+                resume=resume,
+                starts=STARTS if name == "mixture" and None in arguments.values() else None,
+                hide=HIDE if networks else 0.0,
+                progress=None if networks or shown else False,
+                tensorboard=tensorboard,
+                recipe=recipe,
+                **settings,
+            )
+        except KeyboardInterrupt as stop:  # typer would drop the message
+            print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
+            raise typer.Exit(130) from None
+        run = fitted.run
+        assert run is not None
+        run.plot(out / "curves.png")
+        result = _result(fitted, train, check, f"{run.seconds:.1f} s ({run.step} steps)")
+        _write_notes(out, fitted, [*notes, *result])
+        print("\n".join(["", *result, "", *_next(fitted, out)]))
 
 
 def _train_density(

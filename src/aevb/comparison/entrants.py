@@ -169,6 +169,7 @@ def compared(
     if entrant.log_jacobian is not None:
         value = value - entrant.log_jacobian
     bound, untrained = _bound(entrant, seed) if elbo else (None, [])
+    drawn = found.diagnostics.get("samples")
     free = None
     if criteria and exact and not entrant.joined:
         free = free_parameters(model, source.take(torch.arange(min(source.n, SOME))))
@@ -185,6 +186,7 @@ def compared(
         elbo=None if bound is None else bound[0],
         elbo_error=None if bound is None else bound[1],
         free=free,
+        samples=drawn if isinstance(drawn, int) else None,
         rounding=4 * torch.finfo(model._parameter().dtype).eps,
     )
 

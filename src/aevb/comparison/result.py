@@ -27,7 +27,8 @@ class Compared:
     ``evidence`` is log p per row, [N], in the units that all models share. ``stderr`` is its
     sampling error per row, 0 if it is exact. ``flags`` say why the estimate must not be trusted;
     ``notes`` are other remarks. ``parameters`` and ``parameters_q`` count the numbers that p and q
-    have. ``free`` is the number of free parameters of p, as AIC and BIC need it.
+    have. ``free`` is the number of free parameters of p, as AIC and BIC need it. ``samples`` is the
+    number of samples per row of an estimate.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Compared:
     elbo: float | None = None
     elbo_error: float | None = None
     free: int | None = None
+    samples: int | None = None
     rounding: float = 0.0  # relative precision of the numbers in ``evidence``
 
     @property

@@ -18,7 +18,7 @@ from aevb.tables.fitted import TableModel, load_table
 from aevb.tables.schema import Schema
 from aevb.training.run import Run, load_run, recipe_of
 from aevb.training.run_folder import SCHEMA
-from aevb.training.seed_folders import seed_folders
+from aevb.training.seed_folders import distinct
 
 Contestant = Model | Run | TableModel | str | Path  # a text or path is the folder of a run
 CHUNK = 10_000  # rows whose Jacobian is computed at a time
@@ -44,36 +44,6 @@ def place(one: Contestant) -> Path | None:
     if isinstance(one, TableModel):
         return one.folder
     return None if isinstance(one, Model) else one.out if isinstance(one, Run) else Path(one)
-
-
-def distinct(folders: Sequence[Path]) -> dict[Path, str]:
-    """Return short names of folders: their paths without the parts that all share.
-
-    >>> distinct([Path("runs/a/seed-0"), Path("runs/b/seed-0")])
-    {PosixPath('runs/a/seed-0'): 'a', PosixPath('runs/b/seed-0'): 'b'}
-    """
-    parts = {folder: folder.parts for folder in folders}
-    if len(set(parts.values())) < 2:
-        return {folder: folder.name or str(folder) for folder in folders}
-    most = min(map(len, parts.values()))
-    start = next((i for i in range(most) if len({one[i] for one in parts.values()}) > 1), most)
-    end = next((i for i in range(1, most + 1) if len({one[-i] for one in parts.values()}) > 1), 1)
-    kept = {folder: "/".join(one[start : len(one) - end + 1]) for folder, one in parts.items()}
-    whole = len(set(kept.values())) < len(kept) or "" in kept.values()
-    return {folder: str(folder) if whole else name for folder, name in kept.items()}
-
-
-def expanded(folders: Sequence[Path]) -> list[Path]:
-    """Replace a folder of several seeds, or of a sweep, by the folders of its runs."""
-    found: list[Path] = []
-    for folder in folders:
-        seeds = [path for path in seed_folders(folder) if (path / "checkpoints").is_dir()]
-        if (folder / "sweep.json").is_file():
-            inner = sorted(path for path in folder.iterdir() if seed_folders(path))
-            found += expanded(inner)
-        else:
-            found += seeds if seeds and not (folder / "model.json").is_file() else [folder]
-    return found
 
 
 def opened(one: Contestant) -> tuple[Model, Path | None, float | None]:

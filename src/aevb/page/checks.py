@@ -180,6 +180,8 @@ def _estimated(rows: _Rows, parts: _Parts, *, quick: bool) -> dict[str, Any]:
         shift = rows.log_jacobian(most)
         estimate = log_evidence(model, batch, seed=seed)
         found["evidence"] = _evidence(replace(estimate, value=estimate.value.double() - shift))
+        # The learning curves are in the units of the model.
+        found["evidence"]["model_mean"] = plain(estimate.mean)
         found["evidence"]["numbers"] = pack(rows.numbers(most), "u4")
         found["shifted"] = bool(rows.jacobian is not None and rows.jacobian.abs().max() > 0)
     if quick:

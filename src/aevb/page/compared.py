@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from aevb.comparison import Comparison, compare
+from aevb.comparison import Comparison
 from aevb.model import Model
-from aevb.page.checks import plain
-from aevb.page.packing import pack
+from aevb.page.checks import histogram, plain
 from aevb.training.run import Run, recipe_of
 
-MOST_ROWS = 5000
+BINS = 30  # of a histogram of differences
 LONGEST = 120  # characters of the text of a setting
-FAILURES = (ValueError, RuntimeError, ArithmeticError, OSError)
 # Entries of data.json that a user chose. The others follow from them and from the data.
 RECIPE = ("data", "prepare", "validation", "hold_out", "split", "seed", "missing")
 
 
 class Subject(Protocol):
-    """A run to compare: its name, and its folder, its model and its history."""
+    """A run to compare: its name, and its folder, its model and its training."""
 
     @property
     def name(self) -> str: ...
@@ -37,79 +34,33 @@ class Subject(Protocol):
 
 
 def compared(
-    subjects: Sequence[Subject],
-    comparison: Comparison | Exception | None = None,
-    *,
-    samples: int | None = None,
-    seed: int = 0,
+    subjects: Sequence[Subject], comparison: Comparison | Exception, notes: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """Compare runs, best first; None if there is only one.
+    """Return a comparison of runs, best first, for their page; None if there is only one.
 
-    By default each run is compared on the held-out rows of its own data. ``comparison`` is a
-    comparison on other rows, or the reason why there is none. ``samples`` and ``seed`` are those of
-    :func:`aevb.compare`. ``problem`` of the result says why the runs cannot be compared; the
-    settings that differ are there in any case.
+    Its models have the names of the subjects. An exception says why there is no comparison; the
+    settings that differ are there in any case. ``notes`` are sentences on what was compared.
     """
     if len(subjects) < 2:
         return None
-    names = distinct_names([subject.name for subject in subjects])
-    notes: list[str] = []
-    if comparison is None:
-        comparison = _compare(dict(zip(names, subjects, strict=True)), samples, seed, notes)
     result: dict[str, Any] = {
         "models": [],
         "what": "",
         "units": "",
-        "notes": [],
-        "pairs": None,
+        "notes": list(notes),
         "problem": None,
-        "names": names,
+        "names": [subject.name for subject in subjects],
         "settings": _differing(subjects),
     }
     if isinstance(comparison, Exception):
         text = str(comparison).strip() or type(comparison).__name__
-        return result | {"notes": notes, "problem": f"The runs cannot be compared: {text}"}
+        return result | {"problem": f"The runs cannot be compared: {text}"}
     return result | {
         "models": [_model(comparison, one.name) for one in comparison.models],
         "what": comparison.title(),
         "units": comparison.units,
-        "notes": [*comparison.sentences(), *comparison.notes, *notes],
-        "pairs": _pairs(comparison),
+        "notes": [*notes, *comparison.sentences(), *comparison.notes],
     }
-
-
-def distinct_names(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are the same.
-
-    >>> distinct_names(["vae", "fa", "vae"])
-    ['vae', 'fa', 'vae (2)']
-    """
-    found: list[str] = []
-    for name in names:
-        count, new = 1, name
-        while new in found:
-            count += 1
-            new = f"{name} ({count})"
-        found.append(new)
-    return found
-
-
-def _compare(
-    subjects: Mapping[str, Subject], samples: int | None, seed: int, notes: list[str]
-) -> Comparison | Exception:
-    """Compare runs on the rows that they held out; return the error if they cannot be compared."""
-    lost = [name for name, subject in subjects.items() if subject.folder is None]
-    if lost:
-        return ValueError(f"{lost[0]} is not saved, so its rows are unknown.")
-    folders = {name: str(subject.folder) for name, subject in subjects.items()}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            return compare(folders, samples=samples, seed=seed)
-        except FAILURES as error:
-            return error
-        finally:
-            notes += dict.fromkeys(str(one.message) for one in caught)
 
 
 def _model(comparison: Comparison, name: str) -> dict[str, Any]:
@@ -117,16 +68,20 @@ def _model(comparison: Comparison, name: str) -> dict[str, Any]:
     difference = None
     if one is not comparison.best:
         found = comparison.difference(name)
+        with np.errstate(invalid="ignore"):
+            rows = one.evidence - comparison.best.evidence
         difference = {
             "mean": plain(found.mean),
             "stderr": plain(found.stderr),
             "told": None if found.told is None else bool(found.told),
+            "histogram": histogram(rows, BINS) if len(rows) > 1 else None,
         }
     return {
         "name": one.name,
         "mean": plain(one.mean),
         "error": plain(one.error),
         "method": one.method,
+        "samples": one.samples,
         "difference": difference,
         "verdict": comparison.verdict(name),
         "flags": list(one.flags),
@@ -135,14 +90,6 @@ def _model(comparison: Comparison, name: str) -> dict[str, Any]:
         "parameters_q": one.parameters_q,
         "seconds": plain(one.seconds),
     }
-
-
-def _pairs(comparison: Comparison) -> dict[str, Any]:
-    """Pack log p per row of every model, [M, N], in the order of the models."""
-    whole = np.stack([one.evidence for one in comparison.models])
-    n = whole.shape[1]
-    kept = np.linspace(0, n - 1, min(n, MOST_ROWS)).astype(int)
-    return pack(whole[:, kept], "f4")
 
 
 # Settings -----------------------------------------------------------------------------------------

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, latent_of
+from aevb.estimate.metric_names import Metric
+from aevb.page.metric_series import CLOCKS, described
 from aevb.page.packing import pack
 from aevb.training.best import Best, better
 from aevb.training.events import EVENT_FIELDS, events
 
 MOST_PHASES = 400
 MOST_EVENTS = 1000
-CLOCKS = {"seconds": "seconds", "epochs": "epoch"}  # entry of the result → entry of a row
-NO_SERIES = ("step", "phase", *CLOCKS.values(), *EVENT_FIELDS)
 
 Column = tuple[np.ndarray, np.ndarray]  # steps and values
 
@@ -32,7 +31,7 @@ def curves(
     ``rows`` are those of :class:`Run`, and ``phases`` are (name, first step, step after the last).
     ``judge`` is the metric that compares validations (``run.settings.judge``), by default the bound
     that the rows have. ``seconds`` and ``epochs`` of the result map steps to the seconds and epochs
-    of training.
+    of training, and ``noted`` is the number of all events.
     """
     columns = _columns(rows)
     for validation in (False, True):
@@ -48,23 +47,17 @@ def curves(
         return packed[raw]
 
     series = [
-        {
-            "key": key,
-            "name": Metric.of(key).name,
-            "validation": Metric.of(key).validation,
-            "kind": _kind(Metric.of(key).name),
-            "title": _title(Metric.of(key).name),
-            "step": packed_steps(steps),
-            "value": _values(values),
-        }
+        about | {"step": packed_steps(steps), "value": _values(values)}
         for key, (steps, values) in columns.items()
-        if key not in NO_SERIES
+        if (about := described(key)) is not None
     ]
     best = _best(columns, judge)
     return {
         "series": series,
         "phases": [list(phase) for phase in merged(phases)],
         "events": _events(rows),
+        "noted": sum("note" in row for row in rows),
+        "judge": judge,
         "best": None if best is None else {"step": best.step, "value": best.value},
         **{
             name: {"step": packed_steps(columns[key][0]), "value": pack(columns[key][1], "f8")}
@@ -156,20 +149,6 @@ def _steps(steps: np.ndarray) -> dict[str, Any]:
 def _values(values: np.ndarray) -> dict[str, Any]:
     with np.errstate(over="ignore"):
         return pack(values, "f4")
-
-
-def _kind(name: str) -> str:
-    """Return where a metric is shown: with the bounds, as a term, as a KL, or besides them."""
-    if name in BOUNDS:
-        return "bound"
-    if name in BESIDES:
-        return "besides"
-    return "term" if latent_of(name) is None else "kl"
-
-
-def _title(name: str) -> str:
-    plain = _kind(name) in ("bound", "besides", "kl") or name in (OBJECTIVE, "gap")
-    return name if plain else f"log p({name}|·)"
 
 
 def _best(columns: Mapping[str, Column], judge: str | None) -> Best | None:

@@ -87,10 +87,10 @@ def section(
     Whatever fails becomes a sentence in ``problems``, and the rest is shown.
     """
     tell = progress or (lambda text: None)
+    if part == "summary":
+        return _summary(opened, live=options.get("live", False))
     if part != "map":
         options = {}
-    if part == "summary":
-        return _summary(opened)
     if opened.subject is None:
         return None
     problems: list[str] = []
@@ -109,11 +109,12 @@ def section(
     return found | {"problems": [*found.get("problems", []), *dict.fromkeys(problems)]}
 
 
-def _summary(opened: Opened) -> dict[str, Any]:
+def _summary(opened: Opened, *, live: bool) -> dict[str, Any]:
+    known = (opened.history, opened.run, opened.recipe, opened.notes)
     try:
-        return summary(opened.model, opened.history, opened.run, opened.recipe, opened.notes)
+        return summary(opened.model, *known, live=live)
     except Exception as error:
-        rest = summary(None, opened.history, opened.run, opened.recipe, opened.notes)
+        rest = summary(None, *known, live=live)
         return rest | {"problems": [f"The model cannot be shown: {reason_of(error)}"]}
 
 

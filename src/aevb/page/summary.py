@@ -21,16 +21,19 @@ def summary(
     run: Run | None = None,
     recipe: Recipe | None = None,
     notes: tuple[str, ...] = (),
+    *,
+    live: bool = False,
 ) -> dict[str, Any]:
     """Return the model, its derivation, the settings, and the history of a run.
 
-    ``rows`` are those of ``metrics.jsonl``; ``notes`` are sentences about the data.
+    ``rows`` are those of ``metrics.jsonl``; ``notes`` are sentences about the data. ``live``: the
+    page gets the rows as they are written, so that the curves have only what is known besides them.
     """
     phases = run.phases if run is not None else []
     judge = run.settings.judge if run is not None else None
     return {
         "model": None if model is None else _model(model, run),
-        "curves": curves(rows, phases, judge=judge) if rows else None,
+        "curves": curves([] if live else rows, phases, judge=judge) if rows else None,
         "settings": [] if run is None else _settings(run.settings),
         "data": _data(recipe),
         "steps": None if run is None else run.step,

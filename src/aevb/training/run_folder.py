@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from aevb.runtime.checked_files import read_json, refuse_endless, replace, seal
+from aevb.runtime.process_namespace import process_namespace
 from aevb.training.checkpoint import Checkpoint, CheckpointError, TrainingError, folders, write
 from aevb.training.events import EVENT_FIELDS
 
@@ -89,7 +90,7 @@ class Folder:
             self._file = None
 
     def _lock(self, file: IO[str]) -> IO[str]:
-        """Lock a file and write the id of this process and run into it.
+        """Lock a file and write the ids of this process, of this run and of its namespace into it.
 
         On a file system without locks, a new file replaces the old one, so that a process that used
         the old one notices and stops.
@@ -117,7 +118,8 @@ class Folder:
                 file = (self.path / ".lock").open("a+", encoding="utf-8")
         with self.writing(self.path, None):
             os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), f"{os.getpid()}\n{self._id}\n".encode())
+            ids = [str(os.getpid()), self._id, *filter(None, [process_namespace()])]
+            os.write(file.fileno(), "".join(f"{line}\n" for line in ids).encode())
         return file
 
     def _check(self) -> None:
@@ -301,7 +303,7 @@ def _began_here(path: Path, names: list[str]) -> bool:
         return False
     whole = ("model.json", "data.json", "config.toml", "metrics.jsonl", SCHEMA)
     ours = {".lock", "checkpoints", "tensorboard", *whole, *(f"{name}.writing" for name in whole)}
-    return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n)?", content)) or (
+    return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n(pid:\S+\n)?)?", content)) or (
         not content and ours.issuperset(names) and _is_ours(path / "model.json")
     )
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aevb.page.metric_series import described
 from aevb.page.server.metrics_tail import (
     START,
     Block,
@@ -25,6 +28,7 @@ from aevb.page.server.metrics_tail import (
 )
 from aevb.page.server.run_state import FINISHED, TRAINING, WAITING, Folder, Snapshot
 from aevb.page.server.workers import Answer, Functions, Job, JobError, Worker
+from aevb.training.seed_folders import distinct
 
 SUMMARY, MAP, CHECKS = PARTS = ("summary", "map", "checks")
 LIVE_PARTS = (SUMMARY, MAP)  # those that are computed while a run trains
@@ -66,6 +70,7 @@ class LiveRun:
     failed: dict[str, str] = field(default_factory=dict)  # versions that could not be computed
     tail: Position = START  # how far its history was read
     looked: float = 0.0  # when its state was read last
+    trouble: str = ""  # why it could not be read the last time
     changed: bool = False  # whether its state has changed since its history was read
 
     @property
@@ -145,6 +150,7 @@ class Live:
     ) -> None:
         self.runs = [LiveRun(i, Folder(path)) for i, path in enumerate(folders)]
         self.functions, self.clock = functions, clock
+        self.names = names_of(folders)
         names = [str(path) for path in folders]
         # Decoding follows a hand on the page, so it waits for nothing else. The checks take long,
         # and a summary does not wait for them. Each process starts when it is needed.
@@ -172,9 +178,16 @@ class Live:
     # Parts ----------------------------------------------------------------------------------------
 
     async def look(self, run: LiveRun) -> None:
-        """Read the state of a run, and tell the clients what has changed."""
+        """Read the state of a run, and tell the clients what has changed.
+
+        The state stays as it was if the folder cannot be read now.
+        """
         run.looked = self.clock()
-        found = await asyncio.to_thread(run.folder.look)
+        try:
+            found = await asyncio.to_thread(run.folder.look)
+        except OSError as error:
+            _report(run, error)
+            return
         if found == run.snapshot:
             return
         versions = {part: run.version(part) for part in PARTS}
@@ -259,7 +272,8 @@ class Live:
         if len(self.runs) < 2:
             raise WaitingError("A comparison needs two runs. Name them: aevb serve RUN RUN.")
         for run in self.runs:
-            self._refuse_early(run, CHECKS)
+            if run.training or run.snapshot.checkpoint is None:
+                raise WaitingError("The runs are compared when all of them have ended.")
         version = "-".join(run.newest() for run in self.runs)
         if self._compared is not None and self._compared.version == version:
             return self._compared
@@ -275,8 +289,8 @@ class Live:
                 self._comparing = None
 
     async def _compare(self, version: str) -> Part:
-        folders = [run.path for run in self.runs]
-        job = Job(self.functions.comparison, (folders,), threads=self._threads())
+        runs = {name: run.path for name, run in zip(self.names, self.runs, strict=True)}
+        job = Job(self.functions.comparison, (runs,), threads=self._threads())
         answer = await self.checking.run(job, priority=9)
         self._compared = Part(version, answer.text)
         return self._compared
@@ -285,15 +299,14 @@ class Live:
 
     def described(self) -> list[dict[str, Any]]:
         """The runs as ``/api/runs`` lists them."""
-        names = [run.path.name or str(run.path) for run in self.runs]
         return [
             run.described()
             | {
-                "name": name if names.count(name) == 1 else str(run.path),
+                "name": name,
                 "folder": str(run.path),
                 "versions": {part: run.version(part) for part in PARTS},
             }
-            for run, name in zip(self.runs, names, strict=True)
+            for run, name in zip(self.runs, self.names, strict=True)
         ]
 
     def send(self, kind: str, values: dict[str, Any]) -> None:
@@ -361,17 +374,30 @@ class Live:
 
     async def _poll(self) -> None:
         """Follow the runs as long as there are clients."""
-        for run in self.runs:
-            run.tail = await asyncio.to_thread(end_of, run.metrics)
+        begun: set[int] = set()
         while self.clients:
             for run in self.runs:
-                if self.clock() - run.looked >= LOOK:
-                    await self.look(run)
-                if run.snapshot.state != FINISHED or run.changed:
-                    run.changed = False
-                    await self._follow_rows(run)
-                self._update(run)
+                try:
+                    if run.index not in begun:
+                        run.tail = await asyncio.to_thread(end_of, run.metrics)
+                        begun.add(run.index)
+                    await self._follow(run)
+                    run.trouble = ""
+                except Exception as error:  # the other runs go on, and this one when it can
+                    run.changed = True
+                    _report(run, error)
             await asyncio.sleep(POLL)
+
+    async def _follow(self, run: LiveRun) -> None:
+        if self.clock() - run.looked >= LOOK:
+            await self.look(run)
+        if run.snapshot.state != FINISHED or run.changed:
+            run.changed = False
+            here = run.tail
+            await self._follow_rows(run)
+            if run.tail != here and not run.training:  # it has begun, or goes on
+                await self.look(run)
+        self._update(run)
 
     async def _follow_rows(self, run: LiveRun) -> None:
         while True:
@@ -398,6 +424,26 @@ class Live:
             ):
                 self._task(run, name, version)
                 return
+
+
+def names_of(folders: list[Path]) -> list[str]:
+    """Return short names of runs, no two of them the same.
+
+    >>> names_of([Path("runs/a/seed-0"), Path("runs/b/seed-0")])
+    ['a', 'b']
+    """
+    if len(folders) == 1:
+        return [folders[0].resolve().name or str(folders[0])]
+    found = distinct(folders)
+    return [found[folder] for folder in folders]
+
+
+def _report(run: LiveRun, error: Exception) -> None:
+    """Print on the server's terminal why a run cannot be followed, once for each reason."""
+    if str(error) != run.trouble:
+        run.trouble = str(error)
+        print(f"aevb: {run.path} cannot be followed now, the server tries again:", file=sys.stderr)
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def _forget(
@@ -439,7 +485,9 @@ def _payload(kind: str, values: dict[str, Any]) -> bytes:
 
 def _rows(index: int, block: Block) -> tuple[bytes, ...]:
     """Return the events of a block: the start of a new history, and rows."""
-    values: dict[str, Any] = {"run": index, "rows": len(block.rows), "columns": block.columns()}
+    columns = block.columns()
+    values: dict[str, Any] = {"run": index, "rows": len(block.rows), "columns": columns}
+    values["series"] = [about for key in columns if (about := described(key)) is not None]
     values |= {"skipped": block.skipped} if block.skipped else {}
     reset = (_payload("reset", {"run": index}),) if block.reset else ()
     return reset + ((_payload("rows", values),) if block.rows or block.skipped else ())

@@ -18,12 +18,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from aevb.runtime.checked_files import read_json
+from aevb.runtime.process_namespace import process_namespace
 from aevb.training.events import CONVERGED, NOT_CONVERGED
 from aevb.training.settings import Settings
 
 WAITING, TRAINING, FINISHED, STOPPED = "waiting", "training", "finished", "stopped"
 REMOTE = re.compile(r"nfs\d?|cifs|smb\d?|smbfs|lustre|gpfs|ceph|beegfs|9p|fuse\..*|afs|virtiofs")
-RECENT = 60.0  # seconds since the last line of a run on a remote file system that still trains
+RECENT = 60.0  # seconds since the last line of a run whose process may not be seen from here
 LAST_LINES = 2**16  # bytes at the end of metrics.jsonl that are searched for the last events
 
 
@@ -54,7 +55,8 @@ class Folder:
     def look(self) -> Snapshot:
         """Read the state of the run."""
         begun = (self.path / "model.json").is_file()
-        training = is_training(self.path)
+        held = holds_lock(self.path)
+        training = held is True or (held is None and wrote_lately(self.path))
         newest = newest_checkpoint(self.path)
         if newest is None:
             density = _written(self.path / "weights.safetensors") if begun else None
@@ -66,6 +68,7 @@ class Folder:
         if self._known is None or self._known[0] != (checkpoint, training):
             self._known = (checkpoint, training), _progress(self.path, step)
         total, ended = self._known[1]
+        training = training and not (ended and held is None)
         state = TRAINING if training else FINISHED if ended else STOPPED
         return Snapshot(state, checkpoint, step, total, begun)
 
@@ -100,52 +103,71 @@ def _written(path: Path) -> str | None:
 # Whether a run still trains -----------------------------------------------------------------------
 
 
-def is_training(path: Path) -> bool:
+def holds_lock(path: Path) -> bool | None:
     """Return whether a process trains in a folder, without touching its lock.
 
-    The kernel lists the locks of this machine. Locks of other machines are not listed, so a run on
-    a remote file system trains if it has written a line lately.
+    The kernel lists the locks of the processes that this one can see, and the trainer writes its
+    process id and its namespace into its lock. The result is None if the trainer may be a process
+    that is not seen from here: of another machine, or of another container.
     """
     lock = path / ".lock"
     try:
         found = lock.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        with lock.open(encoding="utf-8", errors="replace") as file:
+            process, _, namespace, *_ = [*file.read(200).split("\n"), "", "", ""]
     except OSError:
-        return False
-    if not stat.S_ISREG(found.st_mode):
         return False
     listed = _flocks()
     if listed is None:  # no Linux: the process that wrote the lock still runs
-        return _lives(lock)
-    if found.st_ino in listed:
+        return _lives(process)
+    # A file of another file system may have the same inode.
+    if any(_own_id(one) == process for one in listed.get(found.st_ino, ())):
         return True
-    return _is_remote(path) and _seconds_since(path / "metrics.jsonl") < RECENT
+    elsewhere = namespace.startswith("pid:") and namespace != process_namespace()
+    return None if elsewhere or _is_remote(path) else False
 
 
-def _flocks() -> set[int] | None:
-    """Return the inodes of all files that are locked by flock; None if the kernel lists none."""
+def _flocks() -> dict[int, list[str]] | None:
+    """Return the processes that hold a flock, by the inode of the file; None if none are listed."""
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as lines:
             fields = [line.split() for line in lines]
     except OSError:
         return None
-    return {
-        int(place)
-        for line in fields
-        if len(line) >= 6 and line[1] == "FLOCK" and line[3] == "WRITE"
-        if (place := line[5].rpartition(":")[2]).isdecimal()
-    }
+    found: dict[int, list[str]] = {}
+    for line in fields:
+        if len(line) >= 6 and line[1] == "FLOCK" and line[3] == "WRITE":
+            place = line[5].rpartition(":")[2]
+            if place.isdecimal():
+                found.setdefault(int(place), []).append(line[4])
+    return found
 
 
-def _lives(lock: Path) -> bool:
+def _own_id(process: str) -> str:
+    """Return the id of a process in its own namespace."""
     try:
-        with lock.open("rb") as file:
-            process = int(file.read(32).split()[0])
-        os.kill(process, 0)
+        with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as lines:
+            found = [line.split() for line in lines if line.startswith("NSpid:")]
+    except OSError:
+        return process
+    return found[0][-1] if found else process
+
+
+def _lives(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
     except PermissionError:
         return True  # a process of another user
-    except (OSError, ValueError, IndexError, OverflowError):
+    except (OSError, ValueError, OverflowError):
         return False
     return True
+
+
+def wrote_lately(path: Path) -> bool:
+    """Return whether a run has written a line of its history within RECENT seconds."""
+    return _seconds_since(path / "metrics.jsonl") < RECENT
 
 
 def _is_remote(path: Path) -> bool:

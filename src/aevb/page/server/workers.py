@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_WAITING = 64  # jobs that wait for a worker
+START = 300.0  # seconds that a child may take more for its first job, to start and to import torch
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Functions:
     They are named, not passed, because only the child imports them: they need torch.
 
     ``section(folder, part, live=…)`` returns the JSON text of a part, ``decode(folder, request)``
-    that of decoded latents, and ``comparison(folders)`` that of several runs. A function that takes
-    ``progress`` may call it with sentences for the user.
+    that of decoded latents, and ``comparison({name: folder})`` that of several runs. A function
+    that takes ``progress`` may call it with sentences for the user.
     """
 
     section: str
@@ -103,6 +104,7 @@ class Worker:
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"aevb-{name}")
         self._child: tuple[Any, Connection] | None = None
+        self._warm = False  # whether the child has answered
         self._closed = False
 
     async def run(
@@ -156,6 +158,11 @@ class Worker:
             except asyncio.CancelledError:
                 waiting.answer.cancel()
                 raise
+            except Exception as error:  # a mistake here must not leave the others waiting
+                traceback.print_exception(error, file=sys.stderr)
+                if not waiting.answer.done():
+                    text = f"This could not be computed ({type(error).__name__}). The terminal of "
+                    waiting.answer.set_exception(JobError(f"{text}aevb serve has the details."))
             else:
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)
@@ -163,12 +170,13 @@ class Worker:
     # In the worker's thread -----------------------------------------------------------------------
 
     def _exchange(self, job: Job, timeout: float, report: Tell) -> Answer:
-        until = time.monotonic() + timeout
         process, connection = self._child or self._start()
+        until = time.monotonic() + timeout + (0.0 if self._warm else START)
         try:
             connection.send(job)
             while connection.poll(max(0.0, until - time.monotonic())):
                 kind, *values = connection.recv()
+                self._warm = self._warm or kind != "progress"
                 if kind == "answer":
                     return Answer(*values)
                 if kind == "progress":
@@ -199,8 +207,11 @@ class Worker:
             ) from None
         theirs.close()
         self.started += 1
-        self._child = process, ours
-        return self._child
+        self._child, self._warm = (process, ours), False
+        if self._closed:  # meanwhile, and close() saw no child to end
+            self._end_child()
+            raise JobError("The server is stopping.")
+        return process, ours
 
     def _obituary(self, process: Any) -> str:
         """Return why the child ended, after it has ended."""
