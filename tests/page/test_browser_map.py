@@ -574,3 +574,28 @@ def test_pictures_of_parts_hold_what_is_shown(visit):
     ground = found.page.locator("figure .tools button", has_text="SVG").first
     _, content = found.downloaded(ground)
     assert b"<rect" in content
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_classes_stand_out_from_the_paper(site, scheme):
+    """The colours of the legend, in both schemes, against the paper (WCAG asks 3 of a picture)."""
+    context = site.browser.new_context(color_scheme=scheme)
+    found = site.open(site.made("vae"), context)
+    colours, paper = found.js(
+        """() => {
+            const numbers = (text) => text.match(/[0-9]+/g).map(Number);
+            const chips = [...document.querySelectorAll(".legend .chip")];
+            const dots = chips.map((one) => one.querySelector("*"));
+            return [dots.map((one) => numbers(getComputedStyle(one).backgroundColor)),
+                numbers(getComputedStyle(document.body).backgroundColor)];
+        }"""
+    )
+    drawn = "() => aevb.mapPart.paintIndex.palette[0]"
+    before = found.js(drawn)
+    found.page.get_by_text("light / dark").click()
+    assert found.js(drawn) != before
+    context.close()
+    assert len(colours) >= 10
+    poor = [colour for colour in colours[:10] if contrast(colour[:3], paper[:3]) < 2]
+    assert poor == []
+    assert len({tuple(colour) for colour in colours[:10]}) == 10

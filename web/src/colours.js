@@ -6,6 +6,11 @@ const CLASSES = [
   "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#7f3c8d",
   "#4d4d4d", "#a5aa99",
 ];
+// The same hues on dark paper.
+const ON_DARK = [
+  "#2f8fd8", "#f0b93c", "#3cc99c", "#dd9cc0", "#86cdf2", "#f28544", "#c4b03c", "#b87fc6",
+  "#a8a8a8", "#d9dccf",
+];
 const SCALE = [
   [68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129],
   [92, 200, 99], [170, 220, 50], [253, 231, 37],
@@ -17,7 +22,7 @@ const word = ([r, g, b]) => (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
 export const DISTINCT = 20; // classes whose colours can be told apart
 
 export function classColour(k) {
-  const base = hex(CLASSES[k % CLASSES.length]);
+  const base = hex((isDark() ? ON_DARK : CLASSES)[k % CLASSES.length]);
   const round = Math.floor(k / CLASSES.length);
   if (!round) return base;
   // More than ten classes: the same hues, lighter and darker.
@@ -68,7 +73,7 @@ export function colourNumber(colour, value, most = 5) {
 export function indexed(colour, count, rows) {
   const row = rows ? (i) => rows[i] : (i) => i;
   const index = new Uint8Array(count);
-  if (!colour) return { index, palette: Uint32Array.of(word(hex(CLASSES[0]))) };
+  if (!colour) return { index, palette: Uint32Array.of(word(classColour(0))) };
   const values = colour.values.array;
   if (colour.kind === "class") {
     const levels = colour.levels.length;

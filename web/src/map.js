@@ -602,6 +602,7 @@ export class MapPart {
   }
 
   theme() {
+    this.paintIndex = indexed(this.colour, this.points.count, this.rows);
     this.drawLegend();
     this.redraw();
     if (this.pinned >= 0) this.inspect(this.pinned);
