@@ -173,6 +173,7 @@ def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:
         bound=settings.bound,
         samples=settings.samples,
         gradient=settings.gradient,
+        resample=settings.resample,
         clamped=clamped,
         partial=partial,
     )
