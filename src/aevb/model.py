@@ -156,9 +156,10 @@ class Model(DeclaredModel):
         ``bound="particles"`` that of a particle filter with K particles, for sequences.
         ``resample`` is the share of effective particles below which it resamples a row (default
         0.5; 0 is never). ``gradient`` is "plain", "stl" or "dreg", or for particles "score", which
-        includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same numbers. The data
-        may contain a latent too, for all rows or some of them (−1 or NaN elsewhere); it is then
-        clamped in these rows. ``kl_weight`` weights the KL terms, all or by latent. The result's
+        includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same
+        numbers. The data may contain a latent too, for all rows or some of them (−1 or NaN
+        elsewhere); it is then clamped in these rows. Particles also take missing values that p
+        reads. ``kl_weight`` weights the KL terms, all or by latent. The result's
         ``objective`` then has the weights and a gradient; its ``value`` is still the bound.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:

@@ -339,6 +339,7 @@ def _resampling(plan: Plan) -> list[str]:
         f"{plan.resample * k:g} ({plan.resample:g} of {k}),"
     )
     if plan.gradient == "score":
+        unbiased = "" if plan.undifferentiated() else " It is unbiased."
         return [
             *lines,
             f"resampling: W are the normalised weights after a step, 1/{k} at first. {when} each "
@@ -346,7 +347,7 @@ def _resampling(plan: Plan) -> list[str]:
             f"1/{k} again.",
             "gradient: pathwise, plus Σₜ Σₖ ∇log W(ancestor of k) · (later increments − baseline). "
             "The baseline of the next increment is the same without particle k, that of each later "
-            f"one the mean increment so far.{'' if plan.undifferentiated() else ' It is unbiased.'}",
+            f"one the increment of a second filter with the same noise.{unbiased}",
         ]
     return [
         *lines,

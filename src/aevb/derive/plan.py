@@ -327,7 +327,15 @@ def derive(
             name for name in partial if name in graph.observed and graph.is_read_by_p(name)
         )
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
-    stages = graph.inference_stages(drawn, completed)
+    try:
+        stages = graph.inference_stages(drawn, completed)
+    except ValueError as error:
+        if not completed:
+            raise
+        raise ValueError(
+            f"{', '.join(sorted(completed))} has missing entries that p reads, which cannot be "
+            f"drawn: {error} Or fill the entries."
+        ) from None
     values, axes = find_axes(graph, draws, stages, clamped, completed)
     choices = {}
     for name in latents:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aevb.compiled_step.gradients import deferred
+from aevb.derive.noise_names import RESAMPLING
 from aevb.derive.plan import Plan
 from aevb.estimate.bound import Bound, KLWeight, integrand, is_one
 from aevb.estimate.free_bits import FreeBits
@@ -48,8 +49,8 @@ class ParticleEstimate:
         """
         if free_bits is not None:
             raise ValueError(
-                'free_bits= compares KL terms with a number, but bound="particles" has no KL terms: '
-                "they are inside its logarithms."
+                'free_bits= compares KL terms with a number, but bound="particles" has no KL '
+                "terms: they are inside its logarithms."
             )
         if is_one(kl_weight):
             return self._run(1.0)
@@ -58,19 +59,7 @@ class ParticleEstimate:
             return replace(self._run(1.0), weighted=objective)
 
     def _run(self, kl_weight: KLWeight) -> Bound:
-        def log_weight(terms: Terms) -> Tensor:
-            kls = {name: term for name, term in terms.items() if latent_of(name) is not None}
-            rest = {name: term for name, term in terms.items() if name not in kls}
-            return integrand(rest, kls, kl_weight)
-
-        particles = ParticleFilter(
-            self.plan,
-            self.factors,
-            self.batch,
-            self.noise,
-            threshold=self.plan.resample,
-            log_weight=log_weight,
-        )
+        particles = self._filter(self.plan, self.noise, kl_weight)
         steps: list[ParticleStep] = []
         along: Tensor | None = None  # the terms along each particle's line, [K, 1, N, terms]
         with deferred():
@@ -80,7 +69,7 @@ class ParticleEstimate:
         assert along is not None
         value = torch.stack([step.increment for step in steps]).sum(0)
         if self.plan.resamples and self.plan.gradient == "score":
-            surrogate = self._score(steps, particles.values.real)
+            surrogate = self._score(steps, particles.values.real, self._baselines(kl_weight))
             value = value + (surrogate - surrogate.detach())
         weights = steps[-1].log_weights.detach().exp()[:, None, :, None]
         shown = dict(zip(self.names, (weights * along).sum((0, 1)).unbind(-1), strict=True))
@@ -88,6 +77,18 @@ class ParticleEstimate:
         for name in [name for name in self.names if name in self.plan.choices]:
             shown[kl_term(name)] = shown[kl_term(name)] - shown.pop(name)
         return Bound(value, shown)
+
+    def _filter(
+        self, plan: Plan, noise: Mapping[str, Tensor], kl_weight: KLWeight
+    ) -> ParticleFilter:
+        def log_weight(terms: Terms) -> Tensor:
+            kls = {name: term for name, term in terms.items() if latent_of(name) is not None}
+            rest = {name: term for name, term in terms.items() if name not in kls}
+            return integrand(rest, kls, kl_weight)
+
+        return ParticleFilter(
+            plan, self.factors, self.batch, noise, threshold=plan.resample, log_weight=log_weight
+        )
 
     def _added(self, along: Tensor | None, step: ParticleStep) -> Tensor:
         """The terms of each line after a step, in the order of the particles of the next step."""
@@ -99,34 +100,49 @@ class ParticleEstimate:
         found = found if along is None else along + found
         return found if step.ancestors is None else picked(found, step.ancestors)
 
-    def _score(self, steps: list[ParticleStep], real: Tensor | None) -> Tensor:
+    def _baselines(self, kl_weight: KLWeight) -> Tensor:
+        """The increments of a second filter with the same noise, [T, N].
+
+        Its ancestors are evenly spaced on the cumulative weights, so they are independent of those
+        that the first filter draws.
+        """
+        middle = torch.full_like(self.noise[RESAMPLING][:1], 0.5)
+        with torch.no_grad():
+            second = self._filter(
+                replace(self.plan, gradient="plain"),
+                {**self.noise, RESAMPLING: middle},
+                kl_weight,
+            )
+            return torch.stack([step.increment for step in second])
+
+    def _score(self, steps: list[ParticleStep], real: Tensor | None, baselines: Tensor) -> Tensor:
         """Σ_t Σ_k log W[t](a[t, k]) · (later increments − baseline), [N], to be differentiated.
 
-        Particle k of step t + 1 has the ancestor a[t, k]. Its baseline is independent of that
-        choice: for the next increment, the same without particle k; for each later one, the mean
-        increment until t.
+        Particle k of step t + 1 has the ancestor a[t, k]. The baselines are independent of that
+        choice: the next increment without particle k, and later increments of a second filter.
         """
-        increments = torch.stack([step.increment for step in steps]).detach()
-        steps_left = torch.ones_like(increments) if real is None else real[..., 0].to(increments)
+        increments = torch.stack([step.increment for step in steps]).detach() - baselines
+        last = steps[-1].log_weights  # with the terms of static variables that read the last step
         after = increments.flip(0).cumsum(0).flip(0)  # the sum from each step on
-        left = steps_left.flip(0).cumsum(0).flip(0)
-        rate = increments.cumsum(0) / steps_left.cumsum(0)
-        total: Tensor | None = None
+        total = torch.zeros_like(increments[0])
         for t, step in enumerate(steps[:-1]):
             assert step.ancestors is not None
-            signal = self._without_each(steps[t + 1])
+            log_w, later = steps[t + 1].log_weights, torch.zeros_like(total)
             if t + 2 < len(steps):
-                signal = signal + (after[t + 2] - rate[t] * left[t + 2])
-            log_p = step.log_weights.gather(0, step.ancestors)
-            part = (torch.where(step.resampled, signal, 0.0) * log_p).sum(0)
-            total = part if total is None else total + part
-        return torch.zeros_like(increments[0]) if total is None else total
+                ends = None if real is None else ~real[t + 2, :, 0]
+                later = after[t + 2]
+                if ends is not None:
+                    log_w, later = torch.where(ends, last, log_w), torch.where(ends, 0.0, later)
+            signal = torch.where(step.resampled, self._without_each(log_w) + later, 0.0)
+            total = total + (signal * step.log_weights.gather(0, step.ancestors)).sum(0)
+        return total
 
-    def _without_each(self, step: ParticleStep) -> Tensor:
-        """The increment of a step minus that of all particles but one, for each one, [K, N]."""
+    def _without_each(self, log_w: Tensor) -> Tensor:
+        """The increment of a step minus that of all particles but one, for each one, [K, N].
+
+        The weights before the step are even; ``log_w`` are the normalised ones after it, [K, N].
+        """
         k = self.plan.samples
-        log_w = step.log_weights.detach()
-        others = log_w.expand(k, *log_w.shape).masked_fill(
-            torch.eye(k, dtype=torch.bool, device=log_w.device)[..., None], -math.inf
-        )
+        itself = torch.eye(k, dtype=torch.bool, device=log_w.device).unsqueeze(-1)
+        others = log_w.detach().expand(k, *log_w.shape).masked_fill(itself, -math.inf)
         return math.log((k - 1) / k) - others.logsumexp(1)

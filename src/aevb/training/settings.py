@@ -118,8 +118,8 @@ class Settings:
     )
     samples: int = _setting("Samples, or particles, per example.", 1)
     gradient: str = _setting(
-        "Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised) or "
-        "score. The last is for particles: it includes the gradient of resampling.",
+        "Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised). "
+        "For particles plain, or score, which includes the gradient of resampling.",
         "plain",
     )
     resample: float | None = _setting(

@@ -89,9 +89,9 @@ class SettingsOptions(TypedDict, total=False):
     samples: int
     """Samples, or particles, per example. Default: 1."""
     gradient: str
-    """Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised) or score.
+    """Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised).
 
-    The last is for particles: it includes the gradient of resampling. Default: "plain".
+    For particles plain, or score, which includes the gradient of resampling. Default: "plain".
     """
     resample: float | None
     """Share of effective particles below which a row is resampled, from 0 (never) to 1.
