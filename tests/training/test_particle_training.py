@@ -48,7 +48,9 @@ def some(rows: dict, n: slice) -> dict:
 def test_a_run_raises_the_bound_and_validates_by_it(rows, gradient):
     model = small_vrnn()
     train, held_out = some(rows, slice(70)), some(rows, slice(70, 90))
-    start = float(model.elbo(gradient=gradient, seed=0, **CHOICES, **held_out).value.detach().mean())
+    start = float(
+        model.elbo(gradient=gradient, seed=0, **CHOICES, **held_out).value.detach().mean()
+    )
     run = fit(
         model, train, validation=held_out, steps=150, batch=35, lr=0.02, seed=3,
         validate_every=75, gradient=gradient, **CHOICES,
@@ -83,9 +85,7 @@ def test_a_resumed_run_is_bit_equal(rows, tmp_path):
     whole = train("whole")
     with pytest.raises(StopRunError):
         train("part", after=stop)
-    assert not all(
-        torch.equal(value, whole[name]) for name, value in weights(small_vrnn()).items()
-    )
+    assert not all(torch.equal(value, whole[name]) for name, value in weights(small_vrnn()).items())
     assert_equal_weights(whole, train("part", resume=True))
     assert Settings.from_toml(tmp_path / "part" / "config.toml").resample == 0.8
 
