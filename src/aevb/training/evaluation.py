@@ -14,6 +14,7 @@ from aevb.data.sources import Source
 from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.continuation import completed
 from aevb.estimate.estimators import Estimate, estimator
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.estimate.particle_bound import ParticleEstimate
@@ -120,7 +121,9 @@ class Evaluation:
             if settings is not None and bound == "particles"
             else {}
         )
-        self.exact = why_not_exact(model) is None
+        # The exact evidence does not marginalise missing values that p reads.
+        gaps = completed(model.graph, source.take(torch.arange(1)))
+        self.exact = why_not_exact(model) is None and not gaps
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
         self.parts = [
             range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)
