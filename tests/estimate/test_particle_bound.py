@@ -375,7 +375,7 @@ def mean_gradient(model: Model, batch: dict, plan: Plan, noise: dict) -> list[Te
     return total
 
 
-@pytest.mark.parametrize(("steps", "k"), [(2, 2), (2, 3), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("steps", "k"), [(2, 2), (2, 3), (3, 2)])
 def test_the_score_gradient_is_that_of_the_exact_expectation(steps, k):
     """Against differences of the mean over all ancestors, which is enumerated."""
     model, batch, plan, noise = toy(steps, k, "score")

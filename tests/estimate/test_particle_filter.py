@@ -140,7 +140,7 @@ def test_a_gap_that_nothing_reads_changes_nothing():
 def test_what_else_refuses_gaps(gappy):
     model, x = gappy
     for method in ("importance", "exact", "ais"):
-        with pytest.raises(ValueError, match="x has missing entries but p reads it"):
+        with pytest.raises(ValueError, match=r"p reads it .*Particles draw them from p: bound="):
             model.log_evidence(x=x, method=method)
     shared = build(
         {
@@ -255,6 +255,15 @@ def test_the_continuation_does_not_change_the_past():
     alone, both = run(model, batch, 30, record=("z",)), run(model, whole, 30, past=past)
     assert torch.equal(alone.history["z"][0], both.history["z"][0])
     torch.testing.assert_close(alone.increments[0], both.increments[0])
+
+
+def test_a_model_that_runs_backward_has_no_filter():
+    model = build(
+        {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[t] | z[t+1], x[t]": Normal()}
+    )
+    batch = model.prepare(x=torch.zeros(1, 3, 1))
+    with pytest.raises(ValueError, match=r"does not apply to this model: .* reads z\[t\+1\]"):
+        ParticleFilter.of(model, batch, 4)
 
 
 # Recording ----------------------------------------------------------------------------------------

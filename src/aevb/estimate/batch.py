@@ -595,6 +595,11 @@ def _check_missing(
             if name in graph.given
             else f"Give q a factor for {name}, or fill the entries"
         )
+        if name in graph.observed and any(graph.timed[latent] for latent in graph.latents):
+            perhaps = (
+                f' Particles draw them from p: bound="particles" in fit and elbo, or '
+                f'log_evidence(method="particles").{perhaps}'
+            )
         raise ValueError(
             f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}'
         )
