@@ -17,11 +17,13 @@ from aevb.declare.serialization import deserialize, serialize
 from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
 from aevb.estimate.batch import prepare, split_latents
+from aevb.estimate.bound import Bound, KLWeight
 from aevb.estimate.declared_model import DeclaredModel
-from aevb.estimate.estimators import Bound, KLWeight, estimate
+from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
+from aevb.evidence.methods import why_not_filtered
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
 from aevb.posterior.training_record import Teaching
@@ -118,7 +120,8 @@ class Model(DeclaredModel):
     def explain(self, **choices: Any) -> Explanation:
         """Explain the estimator: its formula, and for each latent how its term is computed and why.
 
-        ``choices`` are ``how``, ``bound``, ``samples`` and ``gradient``, as in :meth:`elbo`. The
+        ``choices`` are ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in
+        :meth:`elbo`. The
         result is a string; its attribute ``latex`` holds the formula in LaTeX.
         """
         return explain(self.plan(**choices))
@@ -137,6 +140,7 @@ class Model(DeclaredModel):
         bound: str = "elbo",
         samples: int = 1,
         gradient: str = "plain",
+        resample: float | None = None,
         temperature: float | Tensor = 0.5,
         kl_weight: KLWeight = 1.0,
         noise: Mapping[str, Tensor] | None = None,
@@ -148,10 +152,14 @@ class Model(DeclaredModel):
         """Estimate a lower bound on log p(data | given), one number per example.
 
         ``how`` overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
-        ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound. ``gradient`` is
-        "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. The data
-        may contain a latent too, for all rows or some of them (−1 or NaN elsewhere); it is then
-        clamped in these rows. ``kl_weight`` weights the KL terms, all or by latent. The result's
+        ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound, and
+        ``bound="particles"`` that of a particle filter with K particles, for sequences.
+        ``resample`` is the share of effective particles below which it resamples a row (default
+        0.5; 0 is never). ``gradient`` is "plain", "stl" or "dreg", or for particles "score", which
+        includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same
+        numbers. The data may contain a latent too, for all rows or some of them (−1 or NaN
+        elsewhere); it is then clamped in these rows. Particles also take missing values that p
+        reads. ``kl_weight`` weights the KL terms, all or by latent. The result's
         ``objective`` then has the weights and a gradient; its ``value`` is still the bound.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
@@ -162,13 +170,14 @@ class Model(DeclaredModel):
                     f"kl_weight= names {name!r}, which is no latent. The latents are "
                     f"{', '.join(self.graph.latents)}."
                 )
-        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        batch = self.prepare(steps=steps, lengths=lengths, gaps=bound == "particles", **data)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
             bound=bound,
             samples=samples,
             gradient=gradient,
+            resample=resample,
             clamped=clamped,
             partial=partial,
         )
@@ -202,14 +211,16 @@ class Model(DeclaredModel):
         - "ais": annealed importance sampling (``samples`` chains, default 16);
         - "particles": a particle filter for sequences (``samples`` particles, default 1000);
         - "prior": plain Monte Carlo with draws from the prior, to show why it fails;
-        - "auto": exact if possible, otherwise importance sampling;
+        - "auto": exact if possible, otherwise importance sampling; if values are missing that p
+          reads (``"h[t] | x[t-1]"``), the particle filter, which draws them from p;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
         ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB".
         On a GPU torch reserves more memory than the tensors need. The result prints itself, with
         notes if it is unreliable.
         """
-        batch = self.prepare(**data)
+        filters = method in ("auto", "particles") or isinstance(method, Particles)
+        batch = self.prepare(gaps=filters and why_not_filtered(self) is None, **data)
         self.teaching.warn_of_other_units(self, batch)
         return log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
 

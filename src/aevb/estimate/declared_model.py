@@ -30,6 +30,8 @@ RESERVED = (
     "bound",
     "samples",
     "gradient",
+    "resample",
+    "gaps",
     "temperature",
     "noise",
     "seed",
@@ -41,6 +43,7 @@ RESERVED = (
     "n",
     "elbo",
     "iwae",
+    "particles",
     "objective",
     "evidence",
     "expected",
@@ -166,6 +169,7 @@ class DeclaredModel(nn.Module):
         bound: str = "elbo",
         samples: int = 1,
         gradient: str = "plain",
+        resample: float | None = None,
         clamped: Iterable[str] = (),
         partial: Iterable[str] = (),
     ) -> Plan:
@@ -179,6 +183,7 @@ class DeclaredModel(nn.Module):
             bound,
             samples,
             gradient,
+            resample,
             frozenset(clamped),
             frozenset(partial),
         )
@@ -189,6 +194,7 @@ class DeclaredModel(nn.Module):
                 bound=bound,
                 samples=samples,
                 gradient=gradient,
+                resample=resample,
                 clamped=frozenset(clamped),
                 partial=frozenset(partial),
             )
@@ -220,9 +226,16 @@ class DeclaredModel(nn.Module):
                 f"Use model.float()."
             ) from error
 
-    def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
-        """Check data against the declaration and convert them to a batch."""
-        return prepare(self.graph, data, like=self._parameter(), steps=steps, lengths=lengths)
+    def prepare(
+        self, *, steps: Any = None, lengths: Any = None, gaps: Any = False, **data: Any
+    ) -> Batch:
+        """Check data against the declaration and convert them to a batch.
+
+        ``gaps`` allows missing entries of observed variables that p reads, for a particle filter.
+        """
+        return prepare(
+            self.graph, data, like=self._parameter(), steps=steps, lengths=lengths, gaps=bool(gaps)
+        )
 
     def draw_noise(
         self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None

@@ -51,6 +51,7 @@ def _model(model: Model, run: Run | None) -> dict[str, Any]:
             "bound": settings.bound,
             "samples": settings.samples,
             "gradient": settings.gradient,
+            "resample": settings.resample,
         }
     return model_parts(model, **choices) | {"text": str(model)}
 
