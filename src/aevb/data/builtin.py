@@ -107,7 +107,9 @@ def data_folders(name: str) -> list[Path]:
 
 
 def _find(name: str, file: str) -> Path | None:
-    paths = (path for folder in data_folders(name) for path in (folder / f"{file}.gz", folder / file))
+    paths = (
+        path for folder in data_folders(name) for path in (folder / f"{file}.gz", folder / file)
+    )
     return next((path for path in paths if path.is_file()), None)
 
 

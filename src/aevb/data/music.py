@@ -44,7 +44,7 @@ def polyphonic(name: str) -> tuple[Pieces, Pieces, Pieces]:
             f"folder in which it lies as music/{name}.npz."
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return tuple(_pieces(file[part], file[f"{part}_lengths"]) for part in SPLITS)  # type: ignore[return-value]
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no collection of music: {error}") from None
