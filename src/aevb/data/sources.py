@@ -207,7 +207,9 @@ class Resident(Source):
             for name, value in data.items()
         }
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, None)
-        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths, places=places)
+        self.batch = prepare(
+            graph, values, like=like, steps=steps, lengths=lengths, places=places, gaps=True
+        )
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
         owners = (
@@ -374,7 +376,13 @@ class Mapped(Source):
         }
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, self.length)
         batch = prepare(
-            self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths
+            self.graph,
+            values,
+            like=self.like,
+            first_row=start,
+            steps=steps,
+            lengths=lengths,
+            gaps=True,
         )
         self.masks |= {name for name in batch if is_mask(name)}
         if self.hashed is not None:

@@ -5,6 +5,8 @@ relaxed, score function) and the term E[log p(v|·) − log q(v|·)] (in closed 
 A closed form is valid under two conditions. A KL divergence is known for the two families, and no
 parent of v in p is a descendant of v in the graph of q's factors and all deterministic nodes,
 unrolled over time. Only then are p's parameters constant inside the expectation over v.
+
+Missing entries of an observed variable that p reads are drawn from p (:mod:`aevb.derive.completion`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.noise_kinds import SEED, NoiseKind, keep
 from aevb.derive.axes import FIRST_SLOT
-from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
+from aevb.derive.completion import Completion, completions, incomplete
+from aevb.derive.dependence import Axis, N, S, Sampling, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
 from aevb.derive.noise_names import dropout_name
@@ -38,6 +41,11 @@ class Choice:
     term: Term
     why_draw: str
     why_term: str
+
+    @property
+    def bias(self) -> str | None:
+        """A description of the estimator's bias; None if it is unbiased."""
+        return self.draw.bias
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class Plan:
     # The noise of each entry that is drawn; see ``_noise_keys``.
     noise_keys: dict[str, str] = field(repr=False)
     completed: frozenset[str] = frozenset()  # observed variables whose missing entries p draws
+    completions: Mapping[str, Completion] = field(default_factory=dict)  # and how each is drawn
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -146,8 +155,15 @@ class Plan:
 
     @property
     def biased(self) -> dict[str, str]:
-        """Latents whose estimator is biased, each with a description of the bias."""
-        return {name: bias for name, choice in self.choices.items() if (bias := choice.draw.bias)}
+        """Variables whose estimator is biased, each with a description of the bias."""
+        drawn = (*self.choices.items(), *self.completions.items())
+        return {name: bias for name, choice in drawn if (bias := choice.bias)}
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The variables whose draws have the score function's gradient."""
+        drawn = (*self.choices.items(), *self.completions.items())
+        return tuple(name for name, choice in drawn if choice.draw is Draw.SCORE)
 
     def size(self, axis: Axis) -> int:
         """The length of an enumeration axis, or of the sample axis."""
@@ -197,17 +213,15 @@ class Plan:
     def layout(self, n: int, steps: int, *, dropout: bool) -> Layout:
         """The noise that one estimate needs: name → (kind, shape)."""
         noise: Layout = {}
-        for name in self.drawn:
+        for name in (*self.drawn, *sorted(self.completed)):
             d = self.graph.size(name)
-            for entry in self.graph.q[name].values():
+            rules = self.graph.p if name in self.completed else self.graph.q
+            for entry in rules[name].values():
                 key = self.noise_keys[entry.id]
                 if key in noise:
                     continue
-                kind, width = (
-                    ("normal", d)
-                    if self.choices[name].draw is Draw.STRATIFY
-                    else entry.spec.noise(d) or (SEED, 0)
-                )
+                stratified = name in self.choices and self.choices[name].draw is Draw.STRATIFY
+                kind, width = ("normal", d) if stratified else entry.spec.noise(d) or (SEED, 0)
                 noise[key] = (
                     kind,
                     self._shape(self.values[name], n, steps, width) if width else (),
@@ -254,9 +268,11 @@ def derive(
 ) -> Plan:
     """Derive the estimator. Raise ValueError, with the reason, if a request is impossible.
 
+    ``partial`` names the variables that are known in some rows or entries only. If p reads such an
+    observed variable, its missing entries are drawn from p; ``completed`` names more variables of
+    this kind (a particle filter draws all data that lie in the future). ``how`` may name them too.
     With ``sampling`` the plan only draws every latent from q, for use after training; it cannot
-    estimate a bound. ``completed`` names observed variables whose missing entries are drawn from p,
-    for a particle filter.
+    estimate a bound.
     """
     how = dict(how or {})
     if bound not in BOUNDS:
@@ -268,8 +284,9 @@ def derive(
     for name in (*clamped, *partial):
         if name not in graph.shapes:
             raise ValueError(f"{name!r} is not a variable of this model.")
+    completed = completed | incomplete(graph, partial)
     for name in how:
-        if name not in graph.latents:
+        if name not in graph.latents and not (name in graph.observed and graph.is_read_by_p(name)):
             raise ValueError(
                 f"how names {name!r}, which is not a latent. The latents are "
                 f"{', '.join(graph.latents)}."
@@ -288,12 +305,24 @@ def derive(
             for name, (draw, why) in draws.items()
         }
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
-    stages = graph.inference_stages(drawn, completed)
-    values, axes = find_axes(graph, draws, stages, clamped, completed)
+    filled = completions(graph, completed, how, samples=samples, sampling=sampling)
+    try:
+        order = Sampling.of(graph, clamped, completed)
+        stages = graph.inference_stages(drawn, completed)
+        values, axes = find_axes(graph, draws, stages, clamped, completed)
+    except ValueError as error:
+        if not completed:
+            raise
+        raise ValueError(
+            f"{' and '.join(sorted(completed))} has missing entries that p reads, so that they "
+            f"are drawn from p, but: {error}"
+        ) from None
     choices = {}
     for name in latents:
         draw, why = draws[name]
-        term, why_term = _term(graph, name, draw, requests[name][1], bound, gradient, clamped, axes)
+        term, why_term = _term(
+            graph, name, draw, requests[name][1], bound, gradient, clamped, axes, order
+        )
         choices[name] = Choice(name, draw, term, why, why_term)
     slots = _slots(choices, axes, values)
     plan = Plan(
@@ -308,8 +337,9 @@ def derive(
         slots,
         axes,
         values,
-        _noise_keys(graph, drawn),
+        _noise_keys(graph, drawn, completed),
         completed,
+        filled,
     )
     if not sampling:
         _check_combinations(plan)
@@ -399,16 +429,21 @@ def _draws(
 # Axes and noise -----------------------------------------------------------------------------------
 
 
-def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
-    """The key of each drawn entry's noise: the latent's name.
+def _noise_keys(
+    graph: Graph, drawn: tuple[str, ...], completed: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """The key of each drawn entry's noise: the variable's name.
 
     An entry for the first or last step whose family needs another kind of noise has the key
-    ``z[0]`` or ``z[T]``.
+    ``z[0]`` or ``z[T]``. Latents are drawn by their entries in q, ``completed`` variables by those
+    in p.
     """
     keys = {}
-    for name in drawn:
-        usual, d = graph.rule("q", name).spec.noise(graph.size(name)), graph.size(name)
-        for entry in graph.q[name].values():
+    for name in (*drawn, *completed):
+        side = "p" if name in completed else "q"
+        d = graph.size(name)
+        usual = graph.rule(side, name).spec.noise(d)
+        for entry in (graph.p if side == "p" else graph.q)[name].values():
             keys[entry.id] = name if entry.spec.noise(d) == usual else entry.key.target.label
     return keys
 
@@ -444,6 +479,7 @@ def _term(
     gradient: str,
     clamped: frozenset[str],
     axes: dict,
+    order: Sampling,
 ) -> tuple[Term, str]:
     where = f"how={{{name!r}: {asked!r}}}"
     if asked:
@@ -454,7 +490,7 @@ def _term(
         return Term.RELAXED, "both log-probabilities on the relaxed sample, with relaxed heads"
     pairs = [(q, p) for q in graph.q[name].values() for p in graph.p[name].values()]
     unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
-    depends = conflict(graph, name, clamped)
+    depends = conflict(graph, order, name, clamped)
     reason = None
     if bound == "iwae":
         reason = (
@@ -524,6 +560,7 @@ def _term(
 def _check_combinations(plan: Plan) -> None:
     graph, choices = plan.graph, plan.choices
     drawn = {name: choices[name].draw for name in plan.drawn}
+    filled = {name: completion.draw for name, completion in plan.completions.items()}
     for name in graph.stochastic:
         plan.direction("p", name)
         if name in choices:
@@ -548,7 +585,7 @@ def _check_combinations(plan: Plan) -> None:
         None,
     )
     # The log of that sum is not linear in the samples' bounds, so the score function is biased.
-    if late and Draw.SCORE in drawn.values():
+    if late and plan.scored:
         waiting = next(
             name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id]
         )
@@ -581,19 +618,23 @@ def _check_combinations(plan: Plan) -> None:
     if plan.gradient == "dreg":
         if plan.bound != "iwae" or plan.samples < 2:
             raise ValueError('gradient="dreg" is for bound="iwae" with samples=2 or more.')
-        other = next((name for name, draw in drawn.items() if draw is not Draw.PATHWISE), None)
+        every = drawn | filled
+        other = next((name for name, draw in every.items() if draw is not Draw.PATHWISE), None)
         if other or not drawn:
-            what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
+            what = f"{other} is drawn by {every[other]!r}" if other else "this plan draws nothing"
             raise ValueError(
-                f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but '
-                f"{what}."
+                f'gradient="dreg" needs every latent that is not enumerated, and missing entries '
+                f"that p draws, to be pathwise, but {what}."
+                if other in filled
+                else f'gradient="dreg" needs every latent that is not enumerated to be pathwise, '
+                f"but {what}."
             )
         if plan.untrained:
             raise ValueError(
                 f'gradient="dreg" is not defined with how={{{plan.untrained[0]!r}: "sum"}}, which '
                 f'sums inside the logarithm. Use "enumerate".'
             )
-    for name, draw in drawn.items():
+    for name, draw in (drawn | filled).items():
         mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
         inner = {axis for axis in plan.inner if axis != name and (axis, 0) in plan.values[name]}
         if plan.bound == "iwae" and plan.samples > 1 and mixed:
