@@ -19,7 +19,7 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Marginals, Unknowns
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import structure_of
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.piecewise import Pieces, Point
 
@@ -42,7 +42,7 @@ class ExactPosterior(Posterior):
         why: str = "",
     ) -> None:
         super().__init__(model, batch, samples=samples, seed=seed, why=why)
-        self.unknowns = Unknowns(model, Structure(model, self.clamped), batch)
+        self.unknowns = Unknowns(model, structure_of(model, batch), batch)
 
     @cached_property
     def marginals(self) -> Marginals:
@@ -58,11 +58,11 @@ class ExactPosterior(Posterior):
         dtype = self.model._parameter().dtype
         if name in self.marginals.probs:
             probs = self.marginals.probs[name]
-            return self._finite(name, (probs if self.graph.timed[name] else probs[:, 0]).to(dtype))
+            return self._finite(name, (probs if self._by_step(name) else probs[:, 0]).to(dtype))
         found = self.marginals.components[name]
         assert found.covariance is not None
         mean, covariance, weight = (
-            part if self.graph.timed[name] else part[:, 0]
+            part if self._by_step(name) else part[:, 0]
             for part in (found.mean, found.covariance, found.weight)
         )
         certain = self._certain(name)
@@ -89,6 +89,10 @@ class ExactPosterior(Posterior):
         return Pieces(
             certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole
         )
+
+    def _by_step(self, name: str) -> bool:
+        """Return whether there is one marginal per step."""
+        return self.graph.timed[name]
 
     def _certain(self, name: str) -> Tensor | None:
         """Return a mask of where a Gaussian latent is known or padding; None if nowhere.
