@@ -327,7 +327,9 @@ class Model(DeclaredModel):
 
         The result holds the posterior mean, the standard deviation and joint draws. It uses the
         exact posterior if that is known (missing steps at the end of a series are then forecasts),
-        otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
+        otherwise ``samples`` draws of q. If p reads missing entries (its own past), draws of q and
+        p are weighted by a particle filter, so that a gap is filled given the data before and
+        after it. ``method`` is as in :meth:`posterior`.
 
         >>> from aevb import Normal, fit, mle
         >>> z = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
@@ -344,7 +346,15 @@ class Model(DeclaredModel):
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
         return impute(
-            posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True),
+            posterior_of(
+                self,
+                self.teaching,
+                batch,
+                seed=seed,
+                method=method,
+                prefer_exact=True,
+                weigh_gaps=True,
+            ),
             samples,
         )
 

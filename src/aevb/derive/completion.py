@@ -93,6 +93,8 @@ def _completion(graph: Graph, name: str, request: str, samples: int) -> Completi
             f"function of its parameters, so that its gradient compares samples"
         )
         fix = f'Ask for samples=2 or more, or for the biased how={{{name!r}: "detached"}}.'
+        if graph.timed[name]:
+            fix += " If only the ends of rows are missing (padding), pass lengths= instead."
         raise ValueError(f"{what}. {fix}")
     if request:
         return Completion(name, Draw(request), "as asked")

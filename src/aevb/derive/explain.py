@@ -290,8 +290,8 @@ def _filling(completion: Completion, plan: Plan) -> list[str]:
     lines = [
         f'{name}: "{reader.key}" reads it, so its missing entries are drawn from {factors}, given '
         f"the known entries of the step.",
-        f"log p − log q of the drawn entries is zero: the bound has log p of the known ones only. "
-        f"q reads the data.",
+        "log p − log q of the drawn entries is zero: the bound has log p of the known ones only. "
+        "q reads the data.",
     ]
     if completion.draw is not Draw.SAMPLE:
         lines.append(f"gradient of the draws {completion.draw}: {completion.why}.")

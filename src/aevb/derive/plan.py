@@ -6,7 +6,8 @@ A closed form is valid under two conditions. A KL divergence is known for the tw
 parent of v in p is a descendant of v in the graph of q's factors and all deterministic nodes,
 unrolled over time. Only then are p's parameters constant inside the expectation over v.
 
-Missing entries of an observed variable that p reads are drawn from p (:mod:`aevb.derive.completion`).
+Missing entries of an observed variable that p reads are drawn from p; see
+:mod:`aevb.derive.completion`.
 """
 
 from __future__ import annotations

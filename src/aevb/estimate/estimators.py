@@ -25,6 +25,7 @@ from aevb.declare.notation import Ref
 from aevb.derive.axes import (
     SAMPLES,
     TIME,
+    at_step,
     contract,
     expand_axis,
     on_axis,
@@ -78,6 +79,7 @@ class Estimate:
         self.plan, self.graph, self.factors = plan, plan.graph, factors
         self.batch, self.noise, self.temperature, self.scale = batch, noise, temperature, scale
         self.filled = filled or {}
+        self._check_gaps()
         timed = [name for name in batch if self.graph.timed.get(name)]
         self.steps = batch[timed[0]].shape[TIME] if timed else 1
         self.program = Program(
@@ -104,6 +106,20 @@ class Estimate:
             assert isinstance(factor, Factor)
             values[name] = place(factor.table(), plan.slots[name][0])
         self.program.run(plan.stages, self._draw)
+
+    def _check_gaps(self) -> None:
+        """Raise ValueError for missing entries that p would read as zeros."""
+        for name in self.graph.observed:
+            if (
+                mask_of(name) in self.batch
+                and name not in self.plan.completed
+                and name not in self.plan.choices
+                and self.graph.is_read_by_p(name)
+            ):
+                raise ValueError(
+                    f"{name} has missing entries that p reads, and this estimate does not draw "
+                    f"them. Fill the entries, or name {name} in the plan's partial=."
+                )
 
     def _like(self) -> Tensor:
         return next(iter(self.batch.values()))
@@ -184,19 +200,19 @@ class Estimate:
                 value = hard + (value - value.detach())
         seen = self.batch.get(mask_of(name))
         if seen is not None:
-            value = torch.where(_at(seen, t), _at(self.batch[name], t), value)
+            value = torch.where(at_step(seen, t), at_step(self.batch[name], t), value)
         return value
 
     def _complete(self, name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
         """Return an observed variable, its missing entries drawn from p given the known ones."""
         if name in self.filled:
-            return _at(self.filled[name], t)
-        factor, value = self.factors[entry.id], _at(self.batch[name], t)
+            return at_step(self.filled[name], t)
+        factor, value = self.factors[entry.id], at_step(self.batch[name], t)
         known = self.batch.get(mask_of(name))
         if known is None:
             return value
         assert isinstance(factor, Factor)
-        spec, known, noise = factor.spec, _at(known, t), self._noise_at(entry, t)
+        spec, known, noise = factor.spec, at_step(known, t), self._noise_at(entry, t)
         if spec.categorical:  # one entry of a class does not tell the others
             known = known.all(-1, keepdim=True)
         if noise.dim() == 0:
@@ -678,11 +694,6 @@ class Estimate:
         )
         without = replaced.logsumexp(SAMPLES, keepdim=True).squeeze(SAMPLES)
         return ((f.logsumexp(SAMPLES, keepdim=True) - without) * log_q).sum(SAMPLES, keepdim=True)
-
-
-def _at(value: Tensor, t: int | None) -> Tensor:
-    """A value at step t; at all steps if t is None."""
-    return value if t is None or value.shape[TIME] == 1 else value.narrow(TIME, t, 1)
 
 
 def _component_axis(value: Tensor, slot: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.declare.distributions import MultivariateNormal
-from aevb.estimate.batch import Batch, public
+from aevb.estimate.batch import Batch
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of, real_steps
@@ -107,19 +107,19 @@ class ExactPosterior(Posterior):
         padded = None if real is None else ~real.squeeze(-1).T
         return known if padded is None else padded if known is None else known | padded
 
-    def sample(self, samples: int = 1) -> dict[str, Tensor]:
-        """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+    def joint(self, samples: int = 1) -> Batch:
+        """Draw the unknown latents and the missing entries that p reads, [S, T or 1, N, d] each."""
         with self.model._evaluating(self.seed):
             drawn = self.unknowns.draw(samples)
         found = {}
-        for name in (latent for latent in self.graph.latents if latent in drawn):
-            value = drawn[name].to(self.model._parameter().dtype)
+        for name, value in drawn.items():
+            value = value.to(self.model._parameter().dtype)
             if mask_of(name) in self.batch:
                 value = torch.where(self.batch[mask_of(name)], self.batch[name], value)
             real = real_steps(self.batch, timed=self.graph.timed[name])
             if real is not None:
                 value = torch.where(real, value, torch.zeros_like(value))
-            found[name] = public(self.graph, name, value, self.n, self.steps)
+            found[name] = value
         return found
 
     def log_prob(self, **values: Any) -> Tensor:
@@ -129,6 +129,11 @@ class ExactPosterior(Posterior):
         """
         given = self._complete(values)
         with self.model._evaluating(None):
+            if self.gaps:  # integrated out of the joint density, too
+                masks = {mask_of(name) for name in given}
+                whole = {key: value for key, value in self.batch.items() if key not in masks}
+                joint = exact_evidence(self.model, {**whole, **given})
+                return joint - exact_evidence(self.model, self.batch)
             joint = estimate(
                 self.model.plan(clamped=self.graph.latents),
                 self.model.factors,

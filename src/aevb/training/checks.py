@@ -80,7 +80,14 @@ def _check_objective(job: Job) -> None:
             f"how={{{name!r}: 'sum'}} cancels q({name}) from the bound, so it cannot be trained. "
             f"Use 'enumerate' to train, 'sum' to evaluate."
         )
-    if objective == "evidence" and (reason := why_not_exact(job.model)):
+    gaps = job.plan.completed
+    if gaps and objective == "em":
+        raise ValueError(
+            f"em() has no closed form if entries are missing that p reads ({min(gaps)}). Use "
+            f"mle() where the evidence is exact, or joint()."
+        )
+    first = job.source.take(torch.arange(min(2, job.source.n)))
+    if objective == "evidence" and (reason := why_not_exact(job.model, first)):
         raise ValueError(
             f"mle() ascends the exact evidence, which is not known for this model: {reason}. Use "
             f"joint()."

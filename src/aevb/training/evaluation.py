@@ -12,6 +12,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.data.sources import Source
 from aevb.declare.noise_kinds import SEED
+from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.estimators import Estimate
@@ -110,7 +111,7 @@ class Evaluation:
             seed,
         )
         self.penalties = settings if settings is not None and settings.penalised else None
-        self.exact = why_not_exact(model) is None
+        self.exact = why_not_exact(model, source.take(torch.arange(min(1, source.n)))) is None
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
         self.parts = [
             range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)
@@ -279,12 +280,14 @@ def _plan(
         "clamped": clamped,
         "partial": partial,
     }
+    # An evaluation needs no gradient of missing entries that p draws.
+    drawn = dict.fromkeys(incomplete(model.graph, partial), "detached")
     if not how:
-        return model.plan(**choices)
+        return model.plan(how=drawn, **choices)
     try:
-        return model.plan(**choices)
+        return model.plan(how=drawn, **choices)
     except ValueError:
-        return model.plan(how=how, **choices)
+        return model.plan(how={**how, **drawn}, **choices)
 
 
 def evaluate_evidence(
