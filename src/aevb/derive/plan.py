@@ -25,11 +25,15 @@ from aevb.derive.completion import Completion, completions, incomplete
 from aevb.derive.dependence import Axis, N, S, Sampling, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
-from aevb.derive.noise_names import dropout_name
+from aevb.derive.filtering import why_not_filtered
+from aevb.derive.noise_names import RESAMPLING, dropout_name
 
 Layout = dict[str, tuple[NoiseKind, tuple[int, ...]]]  # noise by name: its kind and its shape
-BOUNDS = ("elbo", "iwae")
-GRADIENTS = ("plain", "stl", "dreg")
+BOUNDS = ("elbo", "iwae", "particles")
+GRADIENTS = ("plain", "stl", "dreg", "score")
+WEIGHTED = ("iwae", "particles")  # the bounds that average weights of samples in a logarithm
+# Particles of a row are resampled where their effective sample size is below this share of them.
+RESAMPLE = 0.5
 LIMIT = 256  # the plan enumerates at most this many joint values unless the user asks for more
 
 
@@ -71,6 +75,8 @@ class Plan:
     noise_keys: dict[str, str] = field(repr=False)
     completed: frozenset[str] = frozenset()  # observed variables whose missing entries p draws
     completions: Mapping[str, Completion] = field(default_factory=dict)  # and how each is drawn
+    # Under particles: the share of effective particles below which a row is resampled.
+    resample: float = 0.0
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -137,7 +143,7 @@ class Plan:
 
     def reduction(self, name: str) -> Reduction:
         """How to reduce an axis of ``order``."""
-        inside = self.bound == "iwae"
+        inside = self.bound in WEIGHTED
         if name == S.name:
             return Reduction.LOG_MEAN_EXP if inside else Reduction.MEAN
         draw = self.choices[name].draw
@@ -165,6 +171,31 @@ class Plan:
         """The variables whose draws have the score function's gradient."""
         drawn = (*self.choices.items(), *self.completions.items())
         return tuple(name for name, choice in drawn if choice.draw is Draw.SCORE)
+
+    @property
+    def resamples(self) -> bool:
+        """Whether particles are resampled."""
+        return self.bound == "particles" and self.samples > 1 and self.resample > 0
+
+    @property
+    def resampling_bias(self) -> str | None:
+        """A description of the gradient's bias by resampling; None if there is no bias."""
+        if not self.resamples or self.gradient == "score":
+            return None
+        return (
+            "the gradient leaves out how the chosen ancestors"
+            + (" and steps" if self.resample < 1 else "")
+            + " depend on the weights, so it is biased; the value is not"
+        )
+
+    def undifferentiated(self) -> dict[str, str]:
+        """Variables with missing entries that p draws without a gradient, with their families."""
+        return {
+            name: type(entry.spec).__name__
+            for name in sorted(self.completed)
+            for entry in self.graph.p[name].values()
+            if not entry.spec.pathwise
+        }
 
     def size(self, axis: Axis) -> int:
         """The length of an enumeration axis, or of the sample axis."""
@@ -227,6 +258,9 @@ class Plan:
                     kind,
                     self._shape(self.values[name], n, steps, width) if width else (),
                 )
+        if self.resamples:  # one number per row, or per particle if each chooses independently
+            apart = self.samples if self.gradient == "score" else 1
+            noise[RESAMPLING] = ("uniform", (apart, steps, n, 1))
         if dropout:
             for entry in self.graph.entries():
                 if entry.id not in self.axes or entry.spec.net is None:
@@ -262,6 +296,7 @@ def derive(
     bound: str = "elbo",
     samples: int = 1,
     gradient: str = "plain",
+    resample: float | None = None,
     clamped: frozenset[str] = frozenset(),
     partial: frozenset[str] = frozenset(),
     sampling: bool = False,
@@ -282,6 +317,7 @@ def derive(
         raise ValueError(f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples is a positive whole number, got {samples!r}.")
+    threshold = _threshold(bound, gradient, resample)
     for name in (*clamped, *partial):
         if name not in graph.shapes:
             raise ValueError(f"{name!r} is not a variable of this model.")
@@ -292,6 +328,11 @@ def derive(
                 f"how names {name!r}, which is not a latent. The latents are "
                 f"{', '.join(graph.latents)}."
             )
+    if bound == "particles" and (asked := completed & how.keys()):
+        raise ValueError(
+            f"how names {min(asked)!r}, but particles draw its missing entries from p in one way "
+            f"only. Leave it out of how=."
+        )
     latents = [name for name in graph.latents if name not in clamped]
     requests = {name: _words(name, how.get(name, "")) for name in latents}
     draws = _draws(graph, latents, requests, samples, bound, sampling)
@@ -305,8 +346,12 @@ def derive(
             )
             for name, (draw, why) in draws.items()
         }
+    if bound == "particles":
+        _check_pathwise(graph, draws)
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
-    filled = completions(graph, completed, how, samples=samples, sampling=sampling)
+    filled: dict[str, Completion] = {}
+    if bound != "particles":  # a particle is a draw of the missing entries too
+        filled = completions(graph, completed, how, samples=samples, sampling=sampling)
     try:
         order = Sampling.of(graph, clamped, completed)
         stages = graph.inference_stages(drawn, completed)
@@ -315,8 +360,8 @@ def derive(
         if not completed:
             raise
         raise ValueError(
-            f"{' and '.join(sorted(completed))} has missing entries that p reads, so that they "
-            f"are drawn from p, but: {error}"
+            f"{', '.join(sorted(completed))} has missing entries that p reads, which cannot be "
+            f"drawn: {error} Or fill the entries."
         ) from None
     choices = {}
     for name in latents:
@@ -341,6 +386,7 @@ def derive(
         _noise_keys(graph, drawn, completed),
         completed,
         filled,
+        threshold,
     )
     if not sampling:
         _check_combinations(plan)
@@ -413,7 +459,7 @@ def _draws(
                 Draw.PATHWISE,
                 f"a {family} sample is a differentiable function of its parameters and of noise",
             )
-        elif samples > 1 or sampling:
+        elif samples > 1 or sampling or bound == "particles":
             draws[name] = (
                 Draw.SCORE,
                 f"a {family} sample is not a differentiable function of its parameters: score "
@@ -493,11 +539,11 @@ def _term(
     unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
     depends = conflict(graph, order, name, clamped)
     reason = None
-    if bound == "iwae":
-        reason = (
-            "the importance-weighted bound averages log-weights of samples; with a closed-form KL "
-            "it would be no bound"
-        )
+    if bound in WEIGHTED:
+        reason = {
+            "iwae": "the importance-weighted bound averages log-weights of samples",
+            "particles": "particles are weighted by p/q at their samples",
+        }[bound] + "; with a closed-form KL it would be no bound"
     elif gradient == "stl" and draw is Draw.PATHWISE:
         reason = "sticking the landing differentiates −log q at the sample"
     elif unknown:
@@ -558,8 +604,85 @@ def _term(
 # Which choices can be combined --------------------------------------------------------------------
 
 
+def _threshold(bound: str, gradient: str, resample: float | None) -> float:
+    """The share of effective particles below which a row is resampled; 0 for other bounds."""
+    if bound != "particles":
+        if resample is not None:
+            raise ValueError(
+                f'resample= is for bound="particles"; bound={bound!r} has no particles. Leave it '
+                f"out."
+            )
+        if gradient == "score":
+            raise ValueError(
+                'gradient="score" adds the term of resampling to the gradient of '
+                f'bound="particles"; bound={bound!r} resamples nothing. Use gradient="plain".'
+            )
+        return 0.0
+    if gradient in ("stl", "dreg"):
+        raise ValueError(
+            f'gradient={gradient!r} is derived for weights of whole samples, but bound="particles" '
+            f'resamples between steps, where it is biased. Use gradient="plain" or "score".'
+        )
+    if resample is None:
+        return 1.0 if gradient == "score" else RESAMPLE
+    if (
+        isinstance(resample, bool)
+        or not isinstance(resample, int | float)
+        or not 0 <= resample <= 1
+    ):
+        raise ValueError(
+            f"resample= is the share of effective particles below which a row is resampled, from 0 "
+            f"(never) to 1 (after every step), got {resample!r}."
+        )
+    if gradient == "score" and resample < 1:
+        why = (
+            "the weights also decide after which steps a row is resampled. Use resample=1, or "
+            "leave it out."
+            if resample
+            else 'no row is ever resampled. Use gradient="plain".'
+        )
+        raise ValueError(
+            f'gradient="score" differentiates the choice of ancestors, but with '
+            f"resample={resample:g} {why}"
+        )
+    return float(resample)
+
+
+def _check_pathwise(graph: Graph, draws: Mapping[str, tuple[Draw, str]]) -> None:
+    """Raise ValueError for latents that particles cannot draw with a pathwise gradient."""
+    for name, (draw, why) in draws.items():
+        if draw is Draw.PATHWISE:
+            continue
+        q, p = graph.rule("q", name).spec, graph.rule("p", name).spec
+        fix = 'use bound="elbo"; log_evidence(method="particles") evaluates the model by particles.'
+        if why == "as asked" and q.pathwise:
+            what, fix = f"but how= asks to draw {name} by {str(draw)!r}", "leave it out of how=."
+        elif p.finite:
+            count = p.count(graph.size(name))
+            what = f"but {name} is a {type(p).__name__} with {count} values"
+        else:
+            what = f"but q draws {name} from a {type(q).__name__}, which has no such gradient"
+            fix = f"give {name} a Normal in q, or {fix}" if draw is Draw.STRATIFY else fix
+        raise ValueError(
+            f'bound="particles" needs draws with a pathwise gradient at every step, {what}. '
+            f"{fix[0].upper()}{fix[1:]}"
+        )
+
+
 def _check_combinations(plan: Plan) -> None:
     graph, choices = plan.graph, plan.choices
+    if plan.bound == "particles":
+        carried = {name for name, axes in plan.values.items() if S in axes}
+        reason = why_not_filtered(graph, carried, plan.completed)
+        if reason is not None:
+            raise ValueError(
+                f'bound="particles" filters sequences, but {reason}. Use bound="iwae".'
+            )
+        if plan.gradient == "score" and plan.samples < 2:
+            raise ValueError(
+                'gradient="score" is the gradient of resampling, which needs samples=2 or more. '
+                'Use gradient="plain".'
+            )
     drawn = {name: choices[name].draw for name in plan.drawn}
     filled = {name: completion.draw for name, completion in plan.completions.items()}
     for name in graph.stochastic:

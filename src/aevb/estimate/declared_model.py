@@ -169,6 +169,7 @@ class DeclaredModel(nn.Module):
         bound: str = "elbo",
         samples: int = 1,
         gradient: str = "plain",
+        resample: float | None = None,
         clamped: Iterable[str] = (),
         partial: Iterable[str] = (),
     ) -> Plan:
@@ -182,6 +183,7 @@ class DeclaredModel(nn.Module):
             bound,
             samples,
             gradient,
+            resample,
             frozenset(clamped),
             frozenset(partial),
         )
@@ -192,6 +194,7 @@ class DeclaredModel(nn.Module):
                 bound=bound,
                 samples=samples,
                 gradient=gradient,
+                resample=resample,
                 clamped=frozenset(clamped),
                 partial=frozenset(partial),
             )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from aevb.derive.noise_names import RESAMPLING
 from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
 from aevb.estimate.continuation import completed
@@ -254,9 +255,6 @@ class ParticleFilter:
         if value is None:
             value = self.values._value(name, step.t)
         return value.expand(self.k, 1, self.values.n, value.shape[-1])
-
-
-RESAMPLING = "resampling"  # the name of its uniforms in a noise
 
 
 def log_weight_of(terms: Terms) -> Tensor:

@@ -170,13 +170,15 @@ def _usual_rate(model: Model) -> float:
 def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:
     clamped, partial = split_latents(model.graph, batch)
     how = dict(settings.how or {})
-    if settings.schedule.objective != "bound":  # no gradient is taken of the bound
+    if settings.schedule.objective != "bound" and settings.bound != "particles":
+        # No gradient is taken of the bound.
         how |= dict.fromkeys(incomplete(model.graph, partial), "detached")
     return model.plan(
         how=how,
         bound=settings.bound,
         samples=settings.samples,
         gradient=settings.gradient,
+        resample=settings.resample,
         clamped=clamped,
         partial=partial,
     )
