@@ -202,8 +202,8 @@ class Plan:
         name = axis[0]
         if axis in (S, T, N):
             return self.samples if axis == S else 1
-        spec = self.graph.rule("q", name).spec
-        return spec.strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+        strata = self.graph.rule("q", name).spec.strata if name in self.graph.q else None
+        return strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
 
     def passes(self, name: str) -> int:
         """How often each example passes through p's network for this variable."""

@@ -70,16 +70,19 @@ class Tables:
         return self.program.piecewise(name, "p", at)
 
     def known(self, name: str) -> Tensor | None:
-        """Return 0 at the values that a discrete latent may have in each row, −∞ elsewhere.
+        """Return 0 at the values that a discrete unknown may have in each row, −∞ elsewhere.
 
-        Return None if no row knows the latent.
+        Return None if no row knows anything about it.
         """
         seen = self.batch.get(mask_of(name))
         if seen is None:
             return None
-        here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
+        if self.graph.rule("p", name).spec.categorical:
+            seen = seen.all(-1, keepdim=True)
+        # Entries of an observed variable may be missing one by one.
+        here = ((self.program.values[name] == self.batch[name]) | ~seen).all(-1, keepdim=True)
         possible = torch.zeros(here.shape, dtype=self.batch[name].dtype, device=here.device)
-        return possible.masked_fill(seen[..., :1] & ~here, -math.inf)
+        return possible.masked_fill(~here, -math.inf)
 
     def over_steps(self, term: Tensor) -> Tensor:
         """Sum a term with one number per step over the real steps."""
