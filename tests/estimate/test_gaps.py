@@ -218,8 +218,7 @@ def test_the_mean_of_the_gradient_is_the_gradient_of_the_mean(name):
         choices |= {"how": dict.fromkeys(observed, word)} if word else {}
         try:
             both = gradients(model, data, **choices)
-        except ValueError as error:
-            assert "samples=2" in str(error) or "gradient=" in str(error)
+        except ValueError:  # refused
             continue
         if both is not None:
             compared.add((bound, samples, gradient, word))
@@ -358,9 +357,7 @@ def test_q_reads_missing_entries_as_before(missing):
 
 
 def test_partly_known_classes_are_drawn_as_a_whole():
-    model = build(
-        {"z": Normal(1), "x | z": OneHot(3), "y | x": Normal(1)}, {"z | y": Normal()}
-    )
+    model = build({"z": Normal(1), "x | z": OneHot(3), "y | x": Normal(1)}, {"z | y": Normal()})
     x = torch.eye(3, dtype=torch.float64)[[0, 1]]
     x[0, 2] = NAN
     batch = model.prepare(gaps=True, x=x, y=torch.zeros(2, 1))

@@ -314,7 +314,8 @@ def test_a_variable_that_nothing_reads_is_filled_given_weighted_draws():
 def test_the_exact_posterior_integrates_gaps_out(gappy):
     model, x = gappy
     posterior = model.posterior(x=x, method="exact", seed=0)
-    mean, sd = (torch.tensor(np.stack([r[i][:, :1] for r in conditioned(model, x)])) for i in (1, 2))
+    rows = conditioned(model, x)
+    mean, sd = (torch.tensor(np.stack([row[i][:, :1] for row in rows])) for i in (1, 2))
     torch.testing.assert_close(posterior["z"].mean, mean)
     drawn = posterior.sample(4000)["z"]
     assert ((drawn.mean(0) - mean).abs() < 5 / 4000**0.5 * sd).all()

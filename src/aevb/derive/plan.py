@@ -163,14 +163,17 @@ class Plan:
     @property
     def biased(self) -> dict[str, str]:
         """Variables whose estimator is biased, each with a description of the bias."""
-        drawn = (*self.choices.items(), *self.completions.items())
-        return {name: bias for name, choice in drawn if (bias := choice.bias)}
+        return {name: bias for name, choice in self._ways.items() if (bias := choice.bias)}
 
     @property
     def scored(self) -> tuple[str, ...]:
         """The variables whose draws have the score function's gradient."""
-        drawn = (*self.choices.items(), *self.completions.items())
-        return tuple(name for name, choice in drawn if choice.draw is Draw.SCORE)
+        return tuple(name for name, choice in self._ways.items() if choice.draw is Draw.SCORE)
+
+    @property
+    def _ways(self) -> dict[str, Choice | Completion]:
+        """How each latent, and each variable whose missing entries p draws, is drawn."""
+        return {**self.choices, **self.completions}
 
     @property
     def resamples(self) -> bool:

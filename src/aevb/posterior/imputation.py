@@ -76,8 +76,9 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
         middle, spread = value, torch.zeros_like(value)
         every = value.expand(samples, *value.shape)
         if name in hidden:
-            if exact or (isinstance(posterior, WeightedPosterior) and name in posterior.gaps):
-                middle, spread = posterior.moments(name)
+            weighed = isinstance(posterior, WeightedPosterior) and name in posterior.gaps
+            if weighed or isinstance(posterior, ExactPosterior):
+                middle, spread = posterior.moments(name)  # type: ignore[attr-defined]
             else:
                 middle, spread = found[name].mean, found[name].sd
             every = found[name].draws if name in found else every
