@@ -43,6 +43,7 @@ UNTRAINED = (
     "print(gmvae.explain())",
     "explain(bound=",
     "explain(how=",
+    "explain(partial=",
     "draws.shape",
 )
 
