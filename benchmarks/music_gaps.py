@@ -223,8 +223,8 @@ def main(arguments: list[str] | None = None) -> None:
         ("lr", float),
     ):
         parser.add_argument(f"--{name}", type=kind)
-    small = {"hidden": 64, "latent": 8, "epochs": 60, "batch": 100, "segment": 25, "samples": 4}
-    small |= {"particles": 50, "pieces": 20, "patience": 15, "lr": 4e-3}
+    small = {"hidden": 64, "latent": 8, "epochs": 30, "batch": 100, "segment": 25, "samples": 4}
+    small |= {"particles": 16, "pieces": 10, "patience": 15, "lr": 4e-3}
     full = {"hidden": 256, "latent": 32, "epochs": 300, "batch": 100, "segment": 40, "samples": 8}
     full |= {"particles": 500, "pieces": 77, "patience": 30, "lr": 1e-3}
     chosen = parser.parse_args(arguments)

@@ -20,6 +20,7 @@ from aevb import (
     Normal,
     OneHot,
     alternate,
+    diagnose,
     em,
     fit,
     linear,
@@ -455,3 +456,17 @@ def test_a_detached_request_is_recorded_and_needs_one_sample(tmp_path):
 def test_alternate_and_em_with_gaps(gappy):
     model, x = gappy
     fit(model.fresh(0), {"x": x}, schedule=alternate(1, 1), steps=4, progress=False)
+
+
+def test_what_needs_complete_rows_says_so():
+    model = build(
+        {"y": OneHot(2), "f[t] | x[t-1]": Deterministic(1), "x[t] | f[t], y": Normal(1)},
+        {"y | f[0]": OneHot()},
+    )
+    x = model.sample(10, steps=3, seed=0)["x"]
+    x[0, 1] = NAN
+    with pytest.raises(ValueError, match="x has missing entries that p reads, and diagnose"):
+        diagnose(model, {"x": x})
+    labels = torch.arange(10) % 2
+    with pytest.raises(ValueError, match=r"reads f\[.*, which depends on missing entries that p"):
+        fit(model, {"x": x, "y": labels}, classify=1.0, steps=1, progress=False)

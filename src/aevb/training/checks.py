@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from aevb.declare.families import Exact
+from aevb.derive.dependence import S
 from aevb.derive.plan import WEIGHTED
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
@@ -145,6 +146,13 @@ def _check_labels(job: Job) -> None:
                 f"classify= needs q({name}|·) as a function of the data alone, but it reads "
                 f"{unknown!r}."
             )
+        for ref in job.model.graph.reads("q", name) if job.plan.completed else ():
+            if ref.name not in job.plan.completed and S in job.plan.values.get(ref.name, ()):
+                raise ValueError(
+                    f"classify= needs q({name}|·) as a function of the data alone, but it reads "
+                    f"{ref}, which depends on missing entries that p draws. Fill the entries, or "
+                    f"leave classify= out."
+                )
 
 
 def _check_exact(job: Job) -> None:
