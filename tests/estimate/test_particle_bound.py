@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aevb import (
     LSTM,
@@ -199,6 +200,30 @@ def test_padding_and_other_rows_change_nothing(name, gradient):
         whole = estimate(plan, model.factors, batch, noise)
 
 
+class NoReading(TorchDispatchMode):
+    """Refuse operations for which the host waits for numbers of a device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "is_nonzero", "nonzero", "equal"), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("gradient", ["plain", "score"])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_step_reads_a_number(name, gradient):
+    """A GPU can then compute the steps without waiting for the host."""
+    model = MODELS[name]
+    batch = model.prepare(**rows_of(model))
+    plan = model.plan(bound="particles", samples=3, gradient=gradient)
+    noise = model.draw_noise(plan, batch, seed=0)
+    with NoReading():
+        estimate(
+            plan, model.factors, batch, noise, kl_weight=torch.tensor(0.5)
+        ).objective.sum().backward()
+    model.zero_grad()
+
+
 # Unbiasedness -------------------------------------------------------------------------------------
 
 
@@ -350,7 +375,7 @@ def mean_gradient(model: Model, batch: dict, plan: Plan, noise: dict) -> list[Te
     return total
 
 
-@pytest.mark.parametrize(("steps", "k"), [(2, 2), (2, 3), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("steps", "k"), [(2, 2), (2, 3), (3, 2)])
 def test_the_score_gradient_is_that_of_the_exact_expectation(steps, k):
     """Against differences of the mean over all ancestors, which is enumerated."""
     model, batch, plan, noise = toy(steps, k, "score")

@@ -254,6 +254,15 @@ def test_the_continuation_does_not_change_the_past():
     torch.testing.assert_close(alone.increments[0], both.increments[0])
 
 
+def test_a_model_that_runs_backward_has_no_filter():
+    model = build(
+        {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[t] | z[t+1], x[t]": Normal()}
+    )
+    batch = model.prepare(x=torch.zeros(1, 3, 1))
+    with pytest.raises(ValueError, match=r"does not apply to this model: .* reads z\[t\+1\]"):
+        ParticleFilter.of(model, batch, 4)
+
+
 # Recording ----------------------------------------------------------------------------------------
 
 

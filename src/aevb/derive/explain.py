@@ -382,7 +382,7 @@ def _resampling(plan: Plan) -> list[str]:
         f"particles are drawn anew in proportion to W (systematic resampling), and W is 1/{k} "
         f"again.",
         f"gradient: pathwise; {plan.resampling_bias}. "
-        f'gradient="score" includes the missing term, with more variance.',
+        f'gradient="score" includes the missing term, at the cost of a second filter.',
     ]
 
 

@@ -23,7 +23,7 @@ from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.particle_filter import ParticleFilter, ParticleStep
-from aevb.estimate.particle_values import Terms, picked
+from aevb.estimate.particle_values import Terms, picked, rows_of
 
 
 class ParticleEstimate:
@@ -98,7 +98,7 @@ class ParticleEstimate:
             [step.terms.get(name, zero).detach().expand(shape) for name in self.names], -1
         )
         found = found if along is None else along + found
-        return found if step.ancestors is None else picked(found, step.ancestors)
+        return found if step.ancestors is None else picked(found, rows_of(step.ancestors))
 
     def _baselines(self, kl_weight: KLWeight) -> Tensor:
         """The increments of a second filter with the same noise, [T, N].

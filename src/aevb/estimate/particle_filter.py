@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from aevb.derive.dependence import S
+from aevb.derive.filtering import why_not_filtered
 from aevb.derive.noise_names import RESAMPLING
 from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
@@ -152,20 +154,24 @@ class ParticleFilter:
         threshold: float = 0.5,
         past: Tensor | None = None,
     ) -> ParticleFilter:
-        """A filter of a model that draws every latent from q, with weights in double precision.
+        """Build a filter that draws every latent from q, with weights in double precision.
 
         Run it inside ``model._evaluating(seed)``, without gradients and dropout. Missing entries
         that p reads are drawn from p, as are all observed variables after the ``past``.
         """
         clamped, partial = split_latents(model.graph, batch)
+        drawn_by_p = completed(model.graph, batch, ahead=past is not None)
         plan = derive(
             model.graph,
             samples=max(2, particles),
             clamped=clamped,
             partial=partial,
             sampling=True,
-            completed=completed(model.graph, batch, ahead=past is not None),
+            completed=drawn_by_p,
         )
+        carried = {name for name, axes in plan.values.items() if S in axes}
+        if reason := why_not_filtered(model.graph, carried, drawn_by_p):
+            raise ValueError(f"A particle filter does not apply to this model: {reason}.")
         return cls(
             plan,
             model.factors,
@@ -179,7 +185,8 @@ class ParticleFilter:
     def __iter__(self) -> Iterator[ParticleStep]:
         """Run the filter, step by step."""
         values, k, n = self.values, self.k, self.values.n
-        log_w = torch.full((k, n), -math.log(k), dtype=self.dtype, device=values.like.device)
+        even = torch.full((k, n), -math.log(k), dtype=self.dtype, device=values.like.device)
+        log_w = even
         for t in range(values.steps):
             terms = values.advance(t)
             new = self.log_weight(terms).to(self.dtype)
@@ -189,7 +196,7 @@ class ParticleFilter:
             yield ParticleStep(t, increment, log_w, ess, values.now, terms, ancestors, chosen)
             if ancestors is not None:
                 values.pick(ancestors)
-                log_w = torch.where(chosen, torch.full_like(log_w, -math.log(k)), log_w)
+                log_w = torch.where(chosen, even, log_w)
 
     def _ancestors(self, log_w: Tensor, ess: Tensor, t: int) -> tuple[Tensor | None, Tensor]:
         """The particles that the next step continues, and the rows that are resampled."""
