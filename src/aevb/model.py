@@ -23,7 +23,6 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
-from aevb.evidence.methods import why_not_filtered
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
 from aevb.posterior.training_record import Teaching
@@ -170,7 +169,7 @@ class Model(DeclaredModel):
                     f"kl_weight= names {name!r}, which is no latent. The latents are "
                     f"{', '.join(self.graph.latents)}."
                 )
-        batch = self.prepare(steps=steps, lengths=lengths, gaps=bound == "particles", **data)
+        batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
@@ -219,8 +218,7 @@ class Model(DeclaredModel):
         On a GPU torch reserves more memory than the tensors need. The result prints itself, with
         notes if it is unreliable.
         """
-        filters = method in ("auto", "particles") or isinstance(method, Particles)
-        batch = self.prepare(gaps=filters and why_not_filtered(self) is None, **data)
+        batch = self.prepare(gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
         return log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
 
@@ -298,7 +296,7 @@ class Model(DeclaredModel):
         "q" or "exact" chooses one of the two. The attribute ``method`` of the result says which one
         it is.
         """
-        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
         return posterior_of(self, self.teaching, batch, samples=samples, seed=seed, method=method)
 
@@ -336,7 +334,9 @@ class Model(DeclaredModel):
 
         The result holds the posterior mean, the standard deviation and joint draws. It uses the
         exact posterior if that is known (missing steps at the end of a series are then forecasts),
-        otherwise ``samples`` draws of q. ``method`` is as in :meth:`posterior`.
+        otherwise ``samples`` draws of q. If p reads missing entries (its own past), draws of q and
+        p are weighted by a particle filter, so that a gap is filled given the data before and
+        after it. ``method`` is as in :meth:`posterior`.
 
         >>> from aevb import Normal, fit, mle
         >>> z = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
@@ -350,10 +350,18 @@ class Model(DeclaredModel):
         >>> filled.mean["x"].shape, filled.draws["x"].shape
         (torch.Size([1, 2]), torch.Size([50, 1, 2]))
         """
-        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
         return impute(
-            posterior_of(self, self.teaching, batch, seed=seed, method=method, prefer_exact=True),
+            posterior_of(
+                self,
+                self.teaching,
+                batch,
+                seed=seed,
+                method=method,
+                prefer_exact=True,
+                weigh_gaps=True,
+            ),
             samples,
         )
 

@@ -412,22 +412,13 @@ def test_a_dataset_is_no_variable():
 
 
 @pytest.mark.parametrize("kind", ["array", "tensor", "file"])
-def test_where_missing_steps_may_be_padding_the_lengths_are_asked_for(tmp_path, kind):
+def test_missing_entries_that_p_reads_are_marked(tmp_path, kind):
     x = put(SEQUENCE, NAN, 2, slice(1, None))
     np.savez(tmp_path / "x.npz", x=x)
     data = {"array": {"x": x}, "tensor": {"x": torch.tensor(x)}, "file": tmp_path / "x.npz"}[kind]
-    told = (
-        "x has missing entries but p reads it .* If the NaN at the end of the rows are only "
-        "padding, pass the length of each row too, in an array lengths next to x."
-    )
-    with pytest.raises(ValueError, match=told):
-        open_source(state().graph, data, torch.zeros(()).double())
-    inside = put(SEQUENCE, NAN, 2, 1)
-    with pytest.raises(
-        ValueError,
-        match="x has missing entries but p reads it .*Give q a factor for x, or fill the entries.$",
-    ):
-        open_source(state().graph, {"x": inside}, torch.zeros(()).double())
+    batch = open_source(state().graph, data, torch.zeros(()).double()).take(torch.arange(5))
+    assert torch.equal(batch["x?"].transpose(0, 1), ~torch.tensor(np.isnan(x)))
+    assert not batch["x"].isnan().any()
 
 
 @pytest.mark.parametrize(

@@ -233,12 +233,6 @@ BAD = {
         "but p gives y a OneHot. Pass labels 0 … C−1, or one-hot rows.",
     ),
     # missing entries
-    "missing where p reads": (
-        state,
-        {"x": put(SEQUENCE, NAN, 1, 0, 2)},
-        'x has missing entries but p reads it ("h[t] | h[t-1], x[t-1]"). Give q a factor for x, '
-        "or fill the entries.",
-    ),
     "missing and given": (
         conditional,
         {"x": X, "y": [0, 1, -1, 0, 0]},

@@ -517,5 +517,5 @@ def test_gaps_that_cannot_be_drawn_are_refused_with_the_reason():
     x[0, 1] = NAN
     with pytest.raises(ValueError, match="x has missing entries that p reads, which cannot be"):
         model.elbo(bound="particles", samples=2, x=x, y=torch.zeros(1, 3, 1))
-    with pytest.raises(ValueError, match="x has missing entries but p reads it"):
+    with pytest.raises(ValueError, match="x has missing entries that p reads, which cannot be"):
         model.elbo(bound="iwae", samples=2, x=x, y=torch.zeros(1, 3, 1))

@@ -84,7 +84,7 @@ def gappy() -> tuple[Model, Tensor]:
     return model, x
 
 
-@pytest.mark.parametrize("method", ["auto", Particles(repeats=40), Particles(40, threshold=1.0)])
+@pytest.mark.parametrize("method", [Particles(repeats=40), Particles(40, threshold=1.0)])
 def test_gaps_that_p_reads_are_marginalised(gappy, method):
     model, x = gappy
     found = model.log_evidence(x=x, method=method, samples=400, seed=0)
@@ -137,11 +137,8 @@ def test_a_gap_that_nothing_reads_changes_nothing():
     assert ((ended.value - open_ended.value).abs() < 4 * error).all()
 
 
-def test_what_else_refuses_gaps(gappy):
-    model, x = gappy
-    for method in ("importance", "exact", "ais"):
-        with pytest.raises(ValueError, match=r"p reads it .*Particles draw them from p: bound="):
-            model.log_evidence(x=x, method=method)
+def test_gaps_that_no_filter_can_draw_are_refused(gappy):
+    _, x = gappy
     shared = build(
         {
             "z[t] | z[t-1]": Normal(1),

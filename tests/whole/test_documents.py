@@ -44,6 +44,7 @@ UNTRAINED = (
     "print(gmvae.explain())",
     "explain(bound=",
     "explain(how=",
+    "explain(partial=",
     "draws.shape",
 )
 

@@ -464,7 +464,9 @@ def impute(
             array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
-    how = "by the exact posterior" if method == "exact" else f"by {samples} draws of q"
+    how = {"exact": "by the exact posterior", "q": f"by {samples} draws of q"}.get(
+        method, "by weighted draws"
+    )
     print(
         f"{count} missing cell{'s' * (count != 1)} of "
         f"{counted_rows(model, loaded, loaded.train)} filled, in {out} ({how})"
@@ -540,6 +542,7 @@ def _imputed(
             batch,
             seed=seed + i,
             prefer_exact=True,
+            weigh_gaps=True,
             first_row=i * ROWS,
             places=places_of(data),
         )

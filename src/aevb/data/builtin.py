@@ -99,14 +99,17 @@ def at_hand(name: str) -> bool:
     return all(_find(name, file) is not None for files in _IDX.values() for file in files)
 
 
-def _folders(name: str) -> list[Path]:
+def data_folders(name: str) -> list[Path]:
+    """Return the folders of a data set on this machine, the first to look into first."""
     return [Path(os.environ[key]) / name for key in ("AEVB_DATA",) if os.environ.get(key)] + [
         cache_folder() / name
     ]
 
 
 def _find(name: str, file: str) -> Path | None:
-    paths = (path for folder in _folders(name) for path in (folder / f"{file}.gz", folder / file))
+    paths = (
+        path for folder in data_folders(name) for path in (folder / f"{file}.gz", folder / file)
+    )
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -115,7 +118,7 @@ def _idx(name: str, file: str) -> np.ndarray:
     found = _find(name, file)
     if found is not None:
         return _parse(found.read_bytes(), found)
-    cache = _folders(name)[-1]
+    cache = data_folders(name)[-1]
     return _parse(_fetch(name, file, cache), cache / f"{file}.gz")
 
 

@@ -197,13 +197,7 @@ class Resident(Source):
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        data: Mapping[str, Any],
-        like: Tensor,
-        places: Places = INDICES,
-        *,
-        gaps: bool = False,
+        self, graph: Graph, data: Mapping[str, Any], like: Tensor, places: Places = INDICES
     ) -> None:
         self.like, self.places = like, places
         like = like if _surely_fits(data, like) else like.new_empty((), device="cpu")
@@ -214,7 +208,7 @@ class Resident(Source):
         }
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, None)
         self.batch = prepare(
-            graph, values, like=like, steps=steps, lengths=lengths, places=places, gaps=gaps
+            graph, values, like=like, steps=steps, lengths=lengths, places=places, gaps=True
         )
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
@@ -321,15 +315,9 @@ class Mapped(Source):
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        data: Mapping[str, Any],
-        like: Tensor,
-        told: Told | None = None,
-        *,
-        gaps: bool = False,
+        self, graph: Graph, data: Mapping[str, Any], like: Tensor, told: Told | None = None
     ) -> None:
-        self.graph, self.like, self.gaps = graph, like, gaps
+        self.graph, self.like = graph, like
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values, lengths = pad(
             graph,
@@ -394,7 +382,7 @@ class Mapped(Source):
             first_row=start,
             steps=steps,
             lengths=lengths,
-            gaps=self.gaps,
+            gaps=True,
         )
         self.masks |= {name for name in batch if is_mask(name)}
         if self.hashed is not None:
@@ -476,20 +464,17 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def open_source(
-    graph: Graph, data: Any, like: Tensor, told: Told | None = None, *, gaps: bool = False
-) -> Source:
+def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None) -> Source:
     """Open a source of batches from the user's data.
 
     The data are a mapping from variable to array or file, a file, or a torch Dataset or DataLoader.
-    ``told(rows, all)`` is called during the check of a mapped file. ``gaps`` allows missing values
-    that p reads, for particles.
+    ``told(rows, all)`` is called during the check of a mapped file.
     """
     if isinstance(data, Source):
         return data
     arrays = read_arrays(data, graph)
     if any(is_lazy(v.values if isinstance(v, Fresh) else v) for v in arrays.values()):
-        mapped = Mapped(graph, arrays, like, told, gaps=gaps)
+        mapped = Mapped(graph, arrays, like, told)
         return (
             Resident.brought(mapped)
             if like.is_cuda
@@ -501,7 +486,7 @@ def open_source(
         name: value.values if isinstance(value, Standardised) else value
         for name, value in arrays.items()
     }
-    return Resident(graph, values, like, places_of(arrays), gaps=gaps)
+    return Resident(graph, values, like, places_of(arrays))
 
 
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:

@@ -24,6 +24,11 @@ def steps_of(value: Tensor, count: int) -> Sequence[Tensor]:
     return value.split(1, TIME) if value.shape[TIME] > 1 else [value] * count
 
 
+def at_step(value: Tensor, t: int | None) -> Tensor:
+    """A value at step t; at all steps if t is None, or if it is the same at all steps."""
+    return value if t is None or value.shape[TIME] == 1 else value.narrow(TIME, t, 1)
+
+
 def join(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate parts along time; all other axes are broadcast."""
     if len(parts) == 1:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from aevb.declare.evaluation_order import Stage
+from aevb.declare.evaluation_order import Stage, schedule
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
@@ -135,15 +136,43 @@ def find_axes(
 Step = int | None | Literal["any"]
 
 
-def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozenset[str]) -> bool:
+class Sampling(NamedTuple):
+    """The graph by which values are computed: q's factors and all deterministic nodes.
+
+    If observed variables have missing entries that p draws (``completed``), p's factors of these
+    variables belong to it too. ``reads`` holds the parents of each node. ``place`` is the number of
+    the stage that computes it; a node depends on no node of a later stage.
+    """
+
+    reads: Mapping[str, Sequence[Ref]]
+    place: Mapping[str, int]
+
+    @classmethod
+    def of(cls, graph: Graph, clamped: frozenset[str], completed: frozenset[str]) -> Sampling:
+        """Raise ValueError if no order computes the missing entries and everything else."""
+        if not completed:
+            return cls(graph.reads_of_values, graph.place)
+        unknown = tuple(name for name in graph.latents if name not in clamped)
+        reads = graph.value_reads(unknown, completed)
+        stages = schedule(reads, "p and q together")
+        return cls(reads, {node: i for i, stage in enumerate(stages) for node in stage.nodes})
+
+
+def _descends(
+    graph: Graph,
+    sampling: Sampling,
+    target: tuple[str, Step],
+    name: str,
+    clamped: frozenset[str],
+) -> bool:
     """Return whether a node at a step depends on ``name`` at step 0 in the unrolled graph.
 
-    The graph is that of q's factors and all deterministic nodes. The step is None for static nodes,
-    and for nodes that depend on ``name`` at every step through a static node. Observed variables
-    block paths. The search goes backwards from the target to its parents, and skips nodes that are
-    computed before ``name``.
+    The graph is that of ``sampling``. The step is None for static nodes, and for nodes that depend
+    on ``name`` at every step through a static node. Observed variables block paths, unless their
+    missing entries are drawn. The search goes backwards from the target to its parents, and skips
+    nodes that are computed before ``name``.
     """
-    reads, place = graph.reads_of_values, graph.place
+    reads, place = sampling
     reach = 2 * len(reads) + 2
     start: Step = 0 if graph.timed[name] else None
     frontier, seen = [target], {target}
@@ -168,17 +197,17 @@ def _descends(graph: Graph, target: tuple[str, Step], name: str, clamped: frozen
     return False
 
 
-def conflict(graph: Graph, name: str, clamped: frozenset[str]) -> str | None:
+def conflict(graph: Graph, sampling: Sampling, name: str, clamped: frozenset[str]) -> str | None:
     """Describe a parent of ``name`` in p that depends on ``name`` under q.
 
-    None if there is none.
+    None if there is none. Missing entries that p draws depend on what p reads to draw them.
     """
     for entry in graph.p[name].values():
         for ref in entry.key.parents:
             steps: list[Step] = (
                 [None] if ref.at == "static" else [ref.lag if ref.at == "t" else 0, None]
             )
-            if any(_descends(graph, (ref.name, step), name, clamped) for step in steps):
+            if any(_descends(graph, sampling, (ref.name, step), name, clamped) for step in steps):
                 return (
                     f"p conditions {entry.key.target} on {ref}, which depends on "
                     f"{entry.key.target} under q"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import Ref
+from aevb.derive.completion import Completion
 from aevb.derive.dependence import N, S
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Term
@@ -76,13 +77,16 @@ class Writer:
     def _pick(self, text: str, tex: str) -> str:
         return tex if self.tex else text
 
-    def symbol(self, ref: Ref) -> str:
+    def symbol(self, ref: Ref, side: str = "p") -> str:
         """The symbol of a variable in the estimator.
 
-        ˢ marks a sample, ᵏ a particle, a tilde a relaxed sample.
+        ˢ marks a sample, ᵏ a particle, a tilde a relaxed sample. Only p reads samples of missing
+        data.
         """
         choice = self.plan.choices.get(ref.name)
-        sampled = choice is not None and not choice.draw.enumerates
+        sampled = (choice is not None and not choice.draw.enumerates) or (
+            side == "p" and ref.name in self.plan.completed
+        )
         relaxed = choice is not None and choice.draw in (Draw.GUMBEL, Draw.RELAXED)
         index = {
             "static": "",
@@ -109,9 +113,12 @@ class Writer:
 
     def factor(self, entry: Entry, *, sampled: bool) -> str:
         target = self.symbol(entry.key.target) if sampled else self.bare(entry.key.target)
-        parents = ", ".join(map(self.symbol, entry.key.parents))
+        parents = self.parents(entry)
         bar = self._pick("|", r" \mid ") + parents if parents else ""
         return f"{self._pick(entry.side, {'p': P_TEX, 'q': Q_TEX}[entry.side])}({target}{bar})"
+
+    def parents(self, entry: Entry) -> str:
+        return ", ".join(self.symbol(ref, entry.side) for ref in entry.key.parents)
 
     def term(self, choice: Choice) -> str:
         """One latent's contribution, with its sign."""
@@ -186,7 +193,7 @@ class Writer:
 
     def arguments(self, entry: Entry) -> str:
         """The arguments of a factor's parameters, such as (x, y); empty for a root."""
-        parents = ", ".join(map(self.symbol, entry.key.parents))
+        parents = self.parents(entry)
         return f"({parents})" if parents else ""
 
     def weight(self, names: Iterable[str]) -> str:
@@ -289,7 +296,7 @@ def _sample(choice: Choice, plan: Plan) -> str:
     """The formula that turns noise into a latent's sample."""
     entry = plan.graph.rule("q", choice.name)
     write = Writer(plan, tex=False)
-    parents = ", ".join(map(write.symbol, entry.key.parents))
+    parents = write.parents(entry)
     name = write.symbol(entry.key.target)
     spec = entry.spec
     family = type(spec).__name__
@@ -314,6 +321,26 @@ def _sample(choice: Choice, plan: Plan) -> str:
             f"{_NOISE[kind]}"
         )
     return f"{name} ~ {write.factor(entry, sampled=False)}"
+
+
+def _filling(completion: Completion, plan: Plan) -> list[str]:
+    """Say how the missing entries of a variable are drawn, why, and with which gradient."""
+    graph, name = plan.graph, completion.name
+    reader = next(
+        entry
+        for entry in graph.entries()
+        if entry.side == "p" and any(ref.name == name for ref in entry.key.parents)
+    )
+    factors = " or ".join(entry.id for entry in graph.p[name].values())
+    lines = [
+        f'{name}: "{reader.key}" reads it, so its missing entries are drawn from {factors}, given '
+        f"the known entries of the step.",
+        "log p − log q of the drawn entries is zero: the bound has log p of the known ones only. "
+        "q reads the data.",
+    ]
+    if completion.draw is not Draw.SAMPLE:
+        lines.append(f"gradient of the draws {completion.draw}: {completion.why}.")
+    return [lines[0], *(f"{' ' * len(name)}  {line}" for line in lines[1:])]
 
 
 def _resampling(plan: Plan) -> list[str]:
@@ -373,13 +400,13 @@ def explain(plan: Plan) -> Explanation:
     relation = (
         "≈" if Draw.GUMBEL in draws else "of the relaxed model ≥" if Draw.RELAXED in draws else "≥"
     )
-    name = {
+    bound = {
         "elbo": "ELBO",
         "iwae": f"importance-weighted bound, K = {plan.samples}",
         "particles": f"particle bound, K = {plan.samples}",
     }[plan.bound]
     lines = [
-        f"log p({data}{given}) {relation} E of this estimator ({name}):"
+        f"log p({data}{given}) {relation} E of this estimator ({bound}):"
         if plan.choices
         else f"log p({data}{given}) =",
         "",
@@ -389,6 +416,14 @@ def explain(plan: Plan) -> Explanation:
     samples = [
         _sample(choice, plan) for choice in plan.choices.values() if not choice.draw.enumerates
     ]
+    write = Writer(plan, tex=False)
+    for name in plan.completions:
+        entry = graph.rule("p", name)
+        target = write.symbol(entry.key.target)
+        samples.append(
+            f"{target} = {write.bare(entry.key.target)} where it is known, "
+            f"elsewhere {target} ~ {write.factor(entry, sampled=False)}"
+        )
     lines += [f"  {text}" for text in samples] + ([""] if samples else [])
     for choice in plan.choices.values():
         exact = isinstance(graph.rule("q", choice.name).spec, Exact)
@@ -396,6 +431,8 @@ def explain(plan: Plan) -> Explanation:
             f"{choice.name}: {'enumerated by Bayes' if exact else choice.draw}: {choice.why_draw}."
         )
         lines.append(f"{' ' * len(choice.name)}  term {choice.term}: {choice.why_term}.")
+    for completion in plan.completions.values():
+        lines += _filling(completion, plan)
     for entry in graph.entries():
         if entry.key.at in ("first", "last") and entry.spec.stochastic:
             lines.append(
@@ -407,12 +444,9 @@ def explain(plan: Plan) -> Explanation:
             f"{latent}: clamped in rows where it is known: these have log p({latent}) and no −log "
             f"q({latent})."
         )
-    for latent, note in plan.biased.items():
-        lines.append(
-            f"{latent}: biased: {note}."
-            if plan.choices[latent].draw is not Draw.RELAXED
-            else f"{latent}: {note}."
-        )
+    relaxed = {name for name, choice in plan.choices.items() if choice.draw is Draw.RELAXED}
+    for name, note in plan.biased.items():
+        lines.append(f"{name}: {note}." if name in relaxed else f"{name}: biased: {note}.")
     for latent in plan.untrained:
         lines.append(
             f"{latent}: q({latent}) cancels from this bound, so the bound cannot train q({latent})."

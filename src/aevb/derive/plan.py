@@ -5,6 +5,9 @@ relaxed, score function) and the term E[log p(v|·) − log q(v|·)] (in closed 
 A closed form is valid under two conditions. A KL divergence is known for the two families, and no
 parent of v in p is a descendant of v in the graph of q's factors and all deterministic nodes,
 unrolled over time. Only then are p's parameters constant inside the expectation over v.
+
+Missing entries of an observed variable that p reads are drawn from p; see
+:mod:`aevb.derive.completion`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from aevb.declare.families import Exact
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.noise_kinds import SEED, NoiseKind, keep
 from aevb.derive.axes import FIRST_SLOT
-from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
+from aevb.derive.completion import Completion, completions, incomplete
+from aevb.derive.dependence import Axis, N, S, Sampling, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
 from aevb.derive.filtering import why_not_filtered
@@ -43,6 +47,11 @@ class Choice:
     why_draw: str
     why_term: str
 
+    @property
+    def bias(self) -> str | None:
+        """A description of the estimator's bias; None if it is unbiased."""
+        return self.draw.bias
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -65,6 +74,7 @@ class Plan:
     # The noise of each entry that is drawn; see ``_noise_keys``.
     noise_keys: dict[str, str] = field(repr=False)
     completed: frozenset[str] = frozenset()  # observed variables whose missing entries p draws
+    completions: Mapping[str, Completion] = field(default_factory=dict)  # and how each is drawn
     # Under particles: the share of effective particles below which a row is resampled.
     resample: float = 0.0
 
@@ -152,8 +162,18 @@ class Plan:
 
     @property
     def biased(self) -> dict[str, str]:
-        """Latents whose estimator is biased, each with a description of the bias."""
-        return {name: bias for name, choice in self.choices.items() if (bias := choice.draw.bias)}
+        """Variables whose estimator is biased, each with a description of the bias."""
+        return {name: bias for name, choice in self._ways.items() if (bias := choice.bias)}
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The variables whose draws have the score function's gradient."""
+        return tuple(name for name, choice in self._ways.items() if choice.draw is Draw.SCORE)
+
+    @property
+    def _ways(self) -> dict[str, Choice | Completion]:
+        """How each latent, and each variable whose missing entries p draws, is drawn."""
+        return {**self.choices, **self.completions}
 
     @property
     def resamples(self) -> bool:
@@ -185,8 +205,8 @@ class Plan:
         name = axis[0]
         if axis in (S, T, N):
             return self.samples if axis == S else 1
-        spec = self.graph.rule("q", name).spec
-        return spec.strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+        strata = self.graph.rule("q", name).spec.strata if name in self.graph.q else None
+        return strata or self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
 
     def passes(self, name: str) -> int:
         """How often each example passes through p's network for this variable."""
@@ -287,9 +307,11 @@ def derive(
 ) -> Plan:
     """Derive the estimator. Raise ValueError, with the reason, if a request is impossible.
 
+    ``partial`` names the variables that are known in some rows or entries only. If p reads such an
+    observed variable, its missing entries are drawn from p; ``completed`` names more variables of
+    this kind (a particle filter draws all data that lie in the future). ``how`` may name them too.
     With ``sampling`` the plan only draws every latent from q, for use after training; it cannot
-    estimate a bound. ``completed`` names observed variables whose missing entries are drawn from p,
-    for a particle filter; under particles these are all that p reads.
+    estimate a bound.
     """
     how = dict(how or {})
     if bound not in BOUNDS:
@@ -302,12 +324,18 @@ def derive(
     for name in (*clamped, *partial):
         if name not in graph.shapes:
             raise ValueError(f"{name!r} is not a variable of this model.")
+    completed = completed | incomplete(graph, partial)
     for name in how:
-        if name not in graph.latents:
+        if name not in graph.latents and not (name in graph.observed and graph.is_read_by_p(name)):
             raise ValueError(
                 f"how names {name!r}, which is not a latent. The latents are "
                 f"{', '.join(graph.latents)}."
             )
+    if bound == "particles" and (asked := completed & how.keys()):
+        raise ValueError(
+            f"how names {min(asked)!r}, but particles draw its missing entries from p in one way "
+            f"only. Leave it out of how=."
+        )
     latents = [name for name in graph.latents if name not in clamped]
     requests = {name: _words(name, how.get(name, "")) for name in latents}
     draws = _draws(graph, latents, requests, samples, bound, sampling)
@@ -323,12 +351,14 @@ def derive(
         }
     if bound == "particles":
         _check_pathwise(graph, draws)
-        completed = frozenset(
-            name for name in partial if name in graph.observed and graph.is_read_by_p(name)
-        )
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
+    filled: dict[str, Completion] = {}
+    if bound != "particles":  # a particle is a draw of the missing entries too
+        filled = completions(graph, completed, how, samples=samples, sampling=sampling)
     try:
+        order = Sampling.of(graph, clamped, completed)
         stages = graph.inference_stages(drawn, completed)
+        values, axes = find_axes(graph, draws, stages, clamped, completed)
     except ValueError as error:
         if not completed:
             raise
@@ -336,11 +366,12 @@ def derive(
             f"{', '.join(sorted(completed))} has missing entries that p reads, which cannot be "
             f"drawn: {error} Or fill the entries."
         ) from None
-    values, axes = find_axes(graph, draws, stages, clamped, completed)
     choices = {}
     for name in latents:
         draw, why = draws[name]
-        term, why_term = _term(graph, name, draw, requests[name][1], bound, gradient, clamped, axes)
+        term, why_term = _term(
+            graph, name, draw, requests[name][1], bound, gradient, clamped, axes, order
+        )
         choices[name] = Choice(name, draw, term, why, why_term)
     slots = _slots(choices, axes, values)
     plan = Plan(
@@ -357,6 +388,7 @@ def derive(
         values,
         _noise_keys(graph, drawn, completed),
         completed,
+        filled,
         threshold,
     )
     if not sampling:
@@ -497,6 +529,7 @@ def _term(
     gradient: str,
     clamped: frozenset[str],
     axes: dict,
+    order: Sampling,
 ) -> tuple[Term, str]:
     where = f"how={{{name!r}: {asked!r}}}"
     if asked:
@@ -507,7 +540,7 @@ def _term(
         return Term.RELAXED, "both log-probabilities on the relaxed sample, with relaxed heads"
     pairs = [(q, p) for q in graph.q[name].values() for p in graph.p[name].values()]
     unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
-    depends = conflict(graph, name, clamped)
+    depends = conflict(graph, order, name, clamped)
     reason = None
     if bound in WEIGHTED:
         reason = {
@@ -654,6 +687,7 @@ def _check_combinations(plan: Plan) -> None:
                 'Use gradient="plain".'
             )
     drawn = {name: choices[name].draw for name in plan.drawn}
+    filled = {name: completion.draw for name, completion in plan.completions.items()}
     for name in graph.stochastic:
         plan.direction("p", name)
         if name in choices:
@@ -678,7 +712,7 @@ def _check_combinations(plan: Plan) -> None:
         None,
     )
     # The log of that sum is not linear in the samples' bounds, so the score function is biased.
-    if late and Draw.SCORE in drawn.values():
+    if late and plan.scored:
         waiting = next(
             name for name in plan.enumerated if (late, 0) in plan.axes[graph.rule("q", name).id]
         )
@@ -711,19 +745,23 @@ def _check_combinations(plan: Plan) -> None:
     if plan.gradient == "dreg":
         if plan.bound != "iwae" or plan.samples < 2:
             raise ValueError('gradient="dreg" is for bound="iwae" with samples=2 or more.')
-        other = next((name for name, draw in drawn.items() if draw is not Draw.PATHWISE), None)
+        every = drawn | filled
+        other = next((name for name, draw in every.items() if draw is not Draw.PATHWISE), None)
         if other or not drawn:
-            what = f"{other} is drawn by {drawn[other]!r}" if other else "this plan draws nothing"
+            what = f"{other} is drawn by {every[other]!r}" if other else "this plan draws nothing"
             raise ValueError(
-                f'gradient="dreg" needs every latent that is not enumerated to be pathwise, but '
-                f"{what}."
+                f'gradient="dreg" needs every latent that is not enumerated, and missing entries '
+                f"that p draws, to be pathwise, but {what}."
+                if other in filled
+                else f'gradient="dreg" needs every latent that is not enumerated to be pathwise, '
+                f"but {what}."
             )
         if plan.untrained:
             raise ValueError(
                 f'gradient="dreg" is not defined with how={{{plan.untrained[0]!r}: "sum"}}, which '
                 f'sums inside the logarithm. Use "enumerate".'
             )
-    for name, draw in drawn.items():
+    for name, draw in (drawn | filled).items():
         mixed = {axis for axis, _ in plan.values[name] if axis in timed_axes and axis != name}
         inner = {axis for axis in plan.inner if axis != name and (axis, 0) in plan.values[name]}
         if plan.bound == "iwae" and plan.samples > 1 and mixed:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aevb.data.sources import open_source, read_arrays
+from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
 from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
@@ -76,6 +77,11 @@ def diagnose(
     )
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
+    if gaps := incomplete(graph, split_latents(graph, batches[0])[1]):
+        raise ValueError(
+            f"{min(gaps)} has missing entries that p reads, and diagnose compares densities at "
+            f"complete rows. Pass rows without them, or fill them: impute(…).draws."
+        )
     findings = judge_history(run) if run is not None else []
     findings += _weights(model)
     reported = {finding.about for finding in findings if finding.kind == "untaught q"}

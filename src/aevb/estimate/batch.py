@@ -48,8 +48,8 @@ def prepare(
     row) and ``places`` (the names of rows and columns) are used in messages. Several sequences of
     one step each raise an error, because they are usually one sequence on the wrong axis;
     ``lengths=1`` or ``single`` allows them. A single number as ``lengths`` is the length of every
-    row. ``gaps`` allows missing entries of observed variables that p reads; only a particle filter
-    computes with them.
+    row. ``gaps`` allows missing entries of observed variables that p reads; the caller must draw or
+    integrate out these entries.
 
     Raises ValueError if the data do not fit the declaration.
     """
@@ -595,11 +595,6 @@ def _check_missing(
             if name in graph.given
             else f"Give q a factor for {name}, or fill the entries"
         )
-        if name in graph.observed and any(graph.timed[latent] for latent in graph.latents):
-            perhaps = (
-                f' Particles draw them from p: bound="particles" in fit and elbo, or '
-                f'log_evidence(method="particles").{perhaps}'
-            )
         raise ValueError(
             f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}'
         )

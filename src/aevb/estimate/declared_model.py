@@ -231,7 +231,8 @@ class DeclaredModel(nn.Module):
     ) -> Batch:
         """Check data against the declaration and convert them to a batch.
 
-        ``gaps`` allows missing entries of observed variables that p reads, for a particle filter.
+        ``gaps`` allows missing entries of observed variables that p reads: a plan that names them
+        as ``partial`` draws them from p.
         """
         return prepare(
             self.graph, data, like=self._parameter(), steps=steps, lengths=lengths, gaps=bool(gaps)

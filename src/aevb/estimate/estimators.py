@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +25,7 @@ from aevb.declare.notation import Ref
 from aevb.derive.axes import (
     SAMPLES,
     TIME,
+    at_step,
     contract,
     expand_axis,
     on_axis,
@@ -72,9 +74,13 @@ class Estimate:
         *,
         temperature: float | Tensor = 0.5,
         scale: Mapping[str, Tensor] | None = None,
+        filled: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """``filled`` holds complete values of variables whose missing entries p would draw."""
         self.plan, self.graph, self.factors = plan, plan.graph, factors
         self.batch, self.noise, self.temperature, self.scale = batch, noise, temperature, scale
+        self.filled = filled or {}
+        self._check_gaps()
         timed = [name for name in batch if self.graph.timed.get(name)]
         self.steps = batch[timed[0]].shape[TIME] if timed else 1
         self.program = Program(
@@ -85,6 +91,7 @@ class Estimate:
             slots=plan.slots,
             steps=self.steps,
             q_draws=frozenset(plan.choices),
+            completed=plan.completed,
             hook=self._unscale if scale is not None else None,
         )
         self._log_p: dict[str, Tensor] = {}
@@ -93,12 +100,27 @@ class Estimate:
         self._noise_steps: dict[str, Sequence[Tensor]] = {}
         values = self.program.values
         for name in (*self.graph.observed, *self.graph.given, *plan.clamped):
-            values[name] = batch[name]
+            if name not in plan.completed:
+                values[name] = batch[name]
         for name in plan.enumerated:
             factor = factors[self.graph.rule("p", name).id]
             assert isinstance(factor, Factor)
             values[name] = place(factor.table(), plan.slots[name][0])
         self.program.run(plan.stages, self._draw)
+
+    def _check_gaps(self) -> None:
+        """Raise ValueError for missing entries that p would read as zeros."""
+        for name in self.graph.observed:
+            if (
+                mask_of(name) in self.batch
+                and name not in self.plan.completed
+                and name not in self.plan.choices
+                and self.graph.is_read_by_p(name)
+            ):
+                raise ValueError(
+                    f"{name} has missing entries that p reads, and this estimate does not draw "
+                    f"them. Fill the entries, or name {name} in the plan's partial=."
+                )
 
     def _like(self) -> Tensor:
         return next(iter(self.batch.values()))
@@ -116,6 +138,7 @@ class Estimate:
             entry.side == "p"
             or entry.key.name not in self.plan.drawn
             or S not in self.plan.values[ref.name]
+            or self.program.reads_data(entry, ref.name)
             or self.scale is None
         ):
             return value
@@ -139,6 +162,8 @@ class Estimate:
         return self._noise_steps[name][t]
 
     def _draw(self, name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+        if name in self.plan.completed:
+            return self._complete(name, entry, raw, t)
         factor, noise = self.factors[entry.id], self._noise_at(entry, t)
         assert isinstance(factor, Factor)
         draw, spec = self.plan.choices[name].draw, factor.spec
@@ -176,12 +201,33 @@ class Estimate:
                 value = hard + (value - value.detach())
         seen = self.batch.get(mask_of(name))
         if seen is not None:
-            known, seen = (
-                part if t is None or part.shape[TIME] == 1 else part.narrow(TIME, t, 1)
-                for part in (self.batch[name], seen)
-            )
-            value = torch.where(seen, known, value)
+            value = torch.where(at_step(seen, t), at_step(self.batch[name], t), value)
         return value
+
+    def _complete(self, name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
+        """Return an observed variable, its missing entries drawn from p given the known ones."""
+        if name in self.filled:
+            return at_step(self.filled[name], t)
+        factor, value = self.factors[entry.id], at_step(self.batch[name], t)
+        known = self.batch.get(mask_of(name))
+        if known is None:
+            return value
+        assert isinstance(factor, Factor)
+        spec, known, noise = factor.spec, at_step(known, t), self._noise_at(entry, t)
+        if spec.categorical:  # one entry of a class does not tell the others
+            known = known.all(-1, keepdim=True)
+        if noise.dim() == 0:
+            shape = self._value_shape(name, t)
+            raw = raw.expand(torch.broadcast_shapes(raw.shape, (*shape[:-1], 1)))
+        whole = t is None and noise.dim() and entry.key.at in ("t", "static")
+        dist = self.program.distribution("p", name)[1] if whole else factor.distribution(raw)
+        dist = spec.given_known(dist, value, known)
+        pathwise = self.plan.completions[name].draw is Draw.PATHWISE
+        with nullcontext() if pathwise else torch.no_grad():
+            drawn = (
+                spec.reparametrise(dist, noise) if spec.noise(1) else sample_with_seed(dist, noise)
+            )
+        return torch.where(known, value, drawn)
 
     def _value_shape(self, name: str, t: int | None) -> tuple[int, ...]:
         n = self._like().shape[-2]
@@ -206,9 +252,9 @@ class Estimate:
             )
         program.hook, hook = None, program.hook
         inputs = {
-            ref.label: program.read(ref)
+            ref.label: program.read(ref, entry)
             if S in self.plan.values[ref.name]
-            else program.read(ref).detach()
+            else program.read(ref, entry).detach()
             for ref in entry.key.parents
         }
         program.hook = hook
@@ -224,6 +270,20 @@ class Estimate:
             present = self.batch.get(mask_of(name)) if name in self.graph.observed else None
             self._log_p[name] = self.program.log_prob("p", name, self.program.values[name], present)
         return self._log_p[name]
+
+    def log_drawn(self, name: str) -> Tensor:
+        """log of the density with which a variable's draw was made, summed over time.
+
+        It is log q of a latent where it is unknown, and log p of an observed variable's missing
+        entries given the known ones.
+        """
+        if name not in self.plan.completed:
+            found = self._where_unknown(name, self.log_q(name))
+        else:
+            found = self.program.log_prob("p", name, self.program.values[name]) - self.log_p(name)
+            whole = self.batch[mask_of(name)].all(-1, keepdim=True)
+            found = torch.where(whole, torch.zeros_like(found), found)
+        return self.over_steps(found) if self.graph.timed[name] else found
 
     def log_q(self, name: str) -> Tensor:
         """log q(v | ·) at v's sample.
@@ -538,7 +598,7 @@ class Estimate:
         """The bound with weighted KL terms: all remaining expectations, innermost first."""
         plan = self.plan
         terms, kls = self.terms()
-        score = [name for name, choice in plan.choices.items() if choice.draw is Draw.SCORE]
+        score = plan.scored
         weighted = plan.bound == "iwae"
         total = surrogate = log_weights = None
         if weighted or score:
@@ -604,7 +664,9 @@ class Estimate:
             shown[kl_term(name)] = shown[kl_term(name)] - shown.pop(name)
         return Bound(value, shown, log_weights)
 
-    def _score_surrogate(self, total: Tensor, names: list[str], summed: Sequence[int]) -> Tensor:
+    def _score_surrogate(
+        self, total: Tensor, names: Sequence[str], summed: Sequence[int]
+    ) -> Tensor:
         """A term whose gradient is the score-function gradient.
 
         It has a leave-one-out baseline (VIMCO under iwae).
@@ -614,8 +676,7 @@ class Estimate:
         """
         log_q: Tensor | None = None
         for name in names:
-            part = self._where_unknown(name, self.log_q(name))
-            part = self.over_steps(part) if self.graph.timed[name] else part
+            part = self.log_drawn(name)
             for axis in summed:
                 part = part.sum(axis, keepdim=True) if size(part, axis) > 1 else part
             log_q = part if log_q is None else log_q + part

@@ -33,7 +33,8 @@ class Program:
 
     ``batch`` holds [T or 1, N, d] tensors: data by name, ``name?`` a mask of the known entries,
     ``steps`` a mask of the real steps. ``slots`` maps each enumerated latent to its axis and, if a
-    factor reads its neighbour in time, to the neighbour's axis.
+    factor reads its neighbour in time, to the neighbour's axis. ``completed`` names observed
+    variables whose missing entries p draws: their values are complete, but q reads the batch.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class Program:
         slots: Mapping[str, tuple[int, int | None]] | None = None,
         steps: int = 1,
         q_draws: frozenset[str] = frozenset(),
+        completed: frozenset[str] = frozenset(),
         hook: Callable[[Entry, Ref, Tensor], Tensor] | None = None,
     ) -> None:
         self.graph, self.factors, self.batch = graph, factors, batch
         self.noise, self.slots, self.count = noise or {}, slots or {}, steps
-        self.q_draws, self.hook = q_draws, hook
+        self.q_draws, self.completed, self.hook = q_draws, completed, hook
         self.real = real_steps(batch)
         self.values: dict[str, Tensor] = {}
         self.raws: dict[str, Tensor] = {}
@@ -63,8 +65,14 @@ class Program:
 
         It is zero outside the sequence.
         """
+        if entry is not None and self.reads_data(entry, ref.name):
+            return self._at(self.batch[ref.name], ref, masked=True)
         value = self._at(self.values[ref.name], ref, masked=True)
         return self.hook(entry, ref, value) if self.hook and entry else value
+
+    def reads_data(self, entry: Entry, name: str) -> bool:
+        """Whether an entry reads the data of a variable whose missing entries p draws."""
+        return entry.side == "q" and name in self.completed
 
     def _at(self, value: Tensor, ref: Ref, *, masked: bool) -> Tensor:
         if ref.at == "first":
@@ -132,7 +140,7 @@ class Program:
                 and ref.label in labels
                 and ref.name in self.graph.observed
             ):
-                known = self.values[ref.name]
+                known = self.batch[ref.name]
                 found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)
         return found
 
@@ -382,9 +390,14 @@ class Program:
         The first-layer blocks of parents outside the loop are computed before it, for all steps.
         """
         graph, count = self.graph, self.count
-        inside = set(stage.nodes)
+        nodes = set(stage.nodes)
+        within_loop = {
+            entry.id: {other for other in nodes if not self.reads_data(entry, other)}
+            for name in stage.nodes
+            for entry in self.entries(name).values()
+        }
         ready = {
-            entry.id: self._prepare(entry, inside)
+            entry.id: self._prepare(entry, within_loop[entry.id])
             for name in stage.nodes
             for entry in self.entries(name).values()
         }
@@ -419,6 +432,7 @@ class Program:
 
         def gates(entry: Entry, t: int) -> Tensor:
             factor, (before, _) = self.factors[entry.id], ready[entry.id]
+            inside = within_loop[entry.id]
             own = entry.key.name if isinstance(factor, Recurrence) else None
             inner = {
                 ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t]

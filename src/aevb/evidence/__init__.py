@@ -49,8 +49,9 @@ def log_evidence(
 
     ``method`` is one of ``METHODS``, or an :class:`AIS` or :class:`Particles` object with the
     settings of that method. "auto" takes the exact evidence where it has a closed form, and
-    importance sampling otherwise. ``samples`` is the number of importance samples, particles or
-    chains per example. ``memory`` limits the memory, such as "2 GiB". The result is an
+    importance sampling otherwise; a particle filter, where it applies, if entries are missing
+    that p reads. ``samples`` is the number of importance samples, particles or chains per example.
+    ``memory`` limits the memory, such as "2 GiB". The result is an
     :class:`Evidence` with values, standard errors, diagnostics and notes.
 
     Raises ValueError if the method is unknown or does not apply to this model; the message names a
@@ -78,24 +79,25 @@ def unnoted_evidence(
             f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
         )
     gaps = completed(model.graph, batch)
-    if gaps and method == "auto":  # only a filter draws missing values that p reads
-        method = "particles"
-    if gaps and method != "particles" and not isinstance(method, Particles):
+    if gaps and (method == "ais" or isinstance(method, AIS)):
         raise ValueError(
-            f"{min(gaps)} has missing entries that p reads, which only a particle filter "
-            f'marginalises. Use method="particles".'
+            f"{min(gaps)} has missing entries that p reads; annealed importance sampling has no "
+            f'chains for them. Use method="{advised(model, gaps)}", which draws them from p.'
         )
     if method in ("auto", "exact"):
-        reason = why_not_exact(model)
+        reason = why_not_exact(model, batch)
         if reason is None:
             with model._evaluating(None):
                 value = exact_evidence(model, batch)
             return Evidence(value, torch.zeros_like(value), "exact")
         if method == "exact":
+            what = f"this model with missing entries of {min(gaps)}" if gaps else "this model"
             raise ValueError(
-                f"The evidence of this model is not known in closed form: {reason}. Use "
-                f'method="{advised(model)}".'
+                f"The evidence of {what} is not known in closed form: {reason}. Use "
+                f'method="{advised(model, gaps)}".'
             )
+        if gaps:  # a filter conditions draws of missing entries on the past, step by step
+            method = advised(model, gaps)
     if method == "ais" or isinstance(method, AIS):
         settings = method if isinstance(method, AIS) else AIS()
         return annealed(

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import STEPS, mask_of
 from aevb.evidence.filtering import Filter
@@ -21,34 +20,42 @@ from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
 from aevb.evidence.linear_gaussian import LinearGaussian, why_not_linear_gaussian
 from aevb.evidence.missing_patterns import parts
-from aevb.evidence.structure import Axes, NotExactError, Structure
+from aevb.evidence.structure import Axes, NotExactError, Structure, structure_of
 
 INTEGRAL = "∫"  # the name of the term that holds the integral over the Gaussian unknowns
 AT_ONCE = 2**24  # elements per tensor above which rows are processed in parts
 
 
-def why_not_exact(model: DeclaredModel) -> str | None:
-    """Return why the evidence has no closed form; None if it has one."""
+def why_not_exact(model: DeclaredModel, batch: Mapping[str, Tensor] | None = None) -> str | None:
+    """Return why the evidence has no closed form; None if it has one.
+
+    That of a ``batch`` may have none although that of complete data has one, because missing
+    entries that p reads are unknowns too.
+    """
     try:
-        Structure(model)
+        Structure(model) if batch is None else structure_of(model, batch)
     except NotExactError as reason:
         return str(reason)
     return None
 
 
 def exact_evidence(
-    model: DeclaredModel, batch: Mapping[str, Tensor], structure: Structure | None = None
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    structure: Structure | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return log p(observed | given) per example, differentiable, for models with exact evidence.
 
-    ``structure`` is the model's structure for these data, if it is already known. Without
+    ``structure`` is the model's structure for these data, if it is already known. ``dtype`` is that
+    of the result, by default the model's. Without
     gradients, a square-root filter (:mod:`aevb.evidence.square_root_belief`) keeps the result
     accurate even if the observation noise is very small.
     """
     if torch.is_grad_enabled() and why_not_linear_gaussian(model) is None:
         value = LinearGaussian(model, batch, torch.float64).log_evidence()
     else:
-        structure = structure or Structure(model, split_latents(model.graph, batch)[0])
+        structure = structure or structure_of(model, batch)
         steps = model._extent(batch)[1]
         rows = max(
             1, AT_ONCE // (_numbers_per_row(structure, batch) * (steps if structure.carried else 1))
@@ -59,7 +66,7 @@ def exact_evidence(
         ]
         value = torch.cat([part for _, part in found])
         value = value[torch.cat([index for index, _ in found]).argsort()]
-    return value.to(model._parameter().dtype)
+    return value.to(dtype or model._parameter().dtype)
 
 
 def _numbers_per_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:

@@ -21,14 +21,13 @@ from aevb.declare.deterministic import Function
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.graph import Entry
 from aevb.derive.axes import steps_of
-from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
 from aevb.evidence.chain_matrices import Step, log_likelihood
 from aevb.evidence.finite import Tables
 from aevb.evidence.gaussian_belief import Belief, Column, Rule
 from aevb.evidence.square_root_belief import RootBelief
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import structure_of
 
 
 class Filter:
@@ -286,7 +285,7 @@ def gaussian_posterior(
     ``names`` are latents of a linear-Gaussian model without time. Missing entries are marginalised
     out.
     """
-    structure = Structure(model, split_latents(model.graph, batch)[0])
+    structure = structure_of(model, batch)
     integral = Filter(model, Tables(model, structure, batch), batch)
     belief = RootBelief.empty(integral.like)
     for name in integral.linked:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aevb.declare.evaluation_order import schedule
 from aevb.derive.axes import FIRST_SLOT, expand_axis, on_axis, over_time
+from aevb.derive.completion import incomplete
 from aevb.derive.dependence import Axis
 from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import LIMIT, Choice, Plan
@@ -69,16 +70,19 @@ class Tables:
         return self.program.piecewise(name, "p", at)
 
     def known(self, name: str) -> Tensor | None:
-        """Return 0 at the values that a discrete latent may have in each row, −∞ elsewhere.
+        """Return 0 at the values that a discrete unknown may have in each row, −∞ elsewhere.
 
-        Return None if no row knows the latent.
+        Return None if no row knows anything about it.
         """
         seen = self.batch.get(mask_of(name))
         if seen is None:
             return None
-        here = (self.program.values[name] == self.batch[name]).all(-1, keepdim=True)
+        if self.graph.rule("p", name).spec.categorical:
+            seen = seen.all(-1, keepdim=True)
+        # Entries of an observed variable may be missing one by one.
+        here = ((self.program.values[name] == self.batch[name]) | ~seen).all(-1, keepdim=True)
         possible = torch.zeros(here.shape, dtype=self.batch[name].dtype, device=here.device)
-        return possible.masked_fill(seen[..., :1] & ~here, -math.inf)
+        return possible.masked_fill(~here, -math.inf)
 
     def over_steps(self, term: Tensor) -> Tensor:
         """Sum a term with one number per step over the real steps."""
@@ -117,6 +121,8 @@ def _summing_plan(structure: Structure, batch: Mapping[str, Tensor]) -> Plan:
         axes={},
         values={},
         noise_keys={},
+        # Only the filter reads Gaussian unknowns.
+        completed=frozenset(name for name in graph.observed if name in structure.gaussian),
     )
 
 
@@ -125,10 +131,15 @@ def log_joint(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor:
 
     There is one axis per latent, in the graph's order; the examples are the last axis. A latent
     that is known in all rows has an axis of size 1. If it is known in some rows, its other values
-    have −∞ there.
+    have −∞ there. Missing entries that p reads are refused.
     """
     graph = model.graph
-    clamped, _ = split_latents(graph, batch)
+    clamped, partial = split_latents(graph, batch)
+    if gaps := incomplete(graph, partial):
+        raise ValueError(
+            f"{min(gaps)} has missing entries that p reads, so its joint density with the latents "
+            f"has no table. Use joint() or mle() to train, or fill the entries."
+        )
     tables = Tables(model, Structure(model, clamped), batch)
     table = torch.zeros((), dtype=model._parameter().dtype, device=model._parameter().device)
     for name in graph.stochastic:

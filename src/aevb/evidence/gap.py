@@ -10,6 +10,7 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.declare.distributions import MultivariateNormal as Gaussian
+from aevb.derive.completion import incomplete
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
@@ -27,6 +28,8 @@ def gap(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Tensor | None:
     Return None if this KL divergence has no closed form.
     """
     graph = model.graph
+    if incomplete(graph, split_latents(graph, batch)[1]):
+        return None
     if why_not_finite(model) is None:
         clamped, partial = split_latents(graph, batch)
         how = {name: "enumerate" for name in graph.latents if name not in clamped}

@@ -54,22 +54,22 @@ def why_not_filtered(model: DeclaredModel, completed: frozenset[str] = frozenset
     return filtering.why_not_filtered(model.graph, drawn, completed)
 
 
-def advised(model: DeclaredModel) -> str:
+def advised(model: DeclaredModel, completed: frozenset[str] = frozenset()) -> str:
     """Return the estimator to try first.
 
     This is the particle filter where it applies: importance weights of whole sequences degenerate,
-    so that a few of them dominate the mean.
+    so that a few of them dominate the mean. ``completed`` is as in :func:`why_not_filtered`.
     """
-    return "importance" if why_not_filtered(model) else "particles"
+    return "importance" if why_not_filtered(model, completed) else "particles"
 
 
-def closer(model: DeclaredModel) -> list[str]:
+def closer(model: DeclaredModel, completed: frozenset[str] = frozenset()) -> list[str]:
     """Return the applicable estimators that depend less on q than importance sampling."""
     return [
         method
         for method, reason in (
-            ("particles", why_not_filtered(model)),
-            ("ais", why_not_annealed(model)),
+            ("particles", why_not_filtered(model, completed)),
+            ("ais", "missing entries that p reads" if completed else why_not_annealed(model)),
         )
         if reason is None
     ]

@@ -17,7 +17,8 @@ from aevb.declare.conditionals import Factor
 from aevb.declare.evaluation_order import schedule
 from aevb.declare.families import Exact
 from aevb.declare.graph import Entry
-from aevb.derive.axes import SAMPLES, expand_axis
+from aevb.derive.axes import SAMPLES, at_step, expand_axis
+from aevb.derive.completion import incomplete
 from aevb.derive.dependence import Axis, S
 from aevb.derive.draws import Draw
 from aevb.derive.plan import LIMIT
@@ -54,7 +55,7 @@ def importance(
     posterior.
     """
     found = _collect(model, batch, samples, seed, memory, proposal_weights(model, batch))
-    methods = closer(model)
+    methods = closer(model, incomplete(model.graph, split_latents(model.graph, batch)[1]))
     judged = _judged(
         model,
         found,
@@ -123,7 +124,7 @@ def naive(
 
 def prior_weights(model: DeclaredModel) -> Weigher:
     """Return a function that computes log p(x | z) at z ~ p."""
-    return lambda rows, k: _log_known(model, rows, draw_latents(model, rows, k))
+    return lambda rows, k: _log_known(model, rows, *draw_from_p(model, rows, k))
 
 
 def proposal_weights(
@@ -206,11 +207,22 @@ def draw_latents(
 
     Observed variables and known latent values keep their values.
     """
+    return draw_from_p(model, rows, samples)[0]
+
+
+def draw_from_p(
+    model: DeclaredModel, rows: Mapping[str, Tensor], samples: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Draw the latents, and observed variables with missing entries that p reads, from p.
+
+    Known values and entries are kept; missing entries are drawn given those of their step.
+    """
     graph = model.graph
     n, steps = model._extent(rows)
     like = model._parameter()
-    clamped, _ = split_latents(graph, rows)
-    known = {*graph.observed, *graph.given, *clamped}
+    clamped, partial = split_latents(graph, rows)
+    gaps = incomplete(graph, partial)
+    known = {*graph.observed, *graph.given, *clamped} - gaps
 
     def draw(name: str, entry: Entry, raw: Tensor, t: int | None) -> Tensor:
         factor = model.factors[entry.id]
@@ -218,6 +230,12 @@ def draw_latents(
         count = steps if graph.timed[name] and t is None else 1
         raw = raw.expand(torch.broadcast_shapes(raw.shape, (samples, count, n, 1)))
         dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
+        truth, seen = rows.get(name), rows.get(mask_of(name))
+        if truth is not None and seen is not None:
+            truth, seen = at_step(truth, t), at_step(seen, t)
+            if name in gaps:
+                seen = seen.all(-1, keepdim=True) if factor.spec.categorical else seen
+                dist = factor.spec.given_known(dist, truth, seen)
         if kind is None:
             value = draw_from(dist)
         else:
@@ -225,38 +243,37 @@ def draw_latents(
                 dist,
                 noises.draw_one(kind[0], (*raw.shape[:-1], kind[1]), None, like.device, like.dtype),
             )
-        seen = rows.get(mask_of(name))
-        if seen is None:
-            return value
-        truth, seen = (
-            part if t is None or part.shape[0] == 1 else part.narrow(0, t, 1)
-            for part in (rows[name], seen)
-        )
-        return torch.where(seen, truth, value)
+        return value if truth is None or seen is None else torch.where(seen, truth, value)
 
     program = Program(graph, model.factors, rows, steps=steps)
     program.values |= {name: rows[name] for name in known}
     program.run(
         schedule({name: graph.reads("p", name) for name in graph.p if name not in known}, "p"), draw
     )
-    return {name: program.values[name] for name in graph.latents if name not in clamped}
+    latents = {name: program.values[name] for name in graph.latents if name not in clamped}
+    return latents, {name: program.values[name] for name in gaps}
 
 
 def _log_known(
-    model: DeclaredModel, rows: Mapping[str, Tensor], latents: Mapping[str, Tensor]
+    model: DeclaredModel,
+    rows: Mapping[str, Tensor],
+    latents: Mapping[str, Tensor],
+    filled: Mapping[str, Tensor],
 ) -> Tensor:
-    """Return Σ log p of all known variables at these draws of the latents, [K, N]."""
-    plan = model.plan(clamped=model.graph.latents)
+    """Return Σ log p of all known variables at these draws from p, [K, N]."""
+    how = dict.fromkeys(filled, "detached")  # no gradient is needed
+    plan = model.plan(how=how, clamped=model.graph.latents, partial=filled)
     seen = {name: rows[mask_of(name)][..., :1] for name in latents if mask_of(name) in rows}
     given = {name: value for name, value in rows.items() if name[:-1] not in seen}
-    working = Estimate(plan, model.factors, {**given, **latents}, {})
+    working = Estimate(plan, model.factors, {**given, **latents}, {}, filled=filled)
     total: Any = torch.zeros((), dtype=model._parameter().dtype, device=model._parameter().device)
     for name in model.graph.stochastic:
         if name not in latents or name in seen:
             term = working.log_p(name)
             term = torch.where(seen[name], term, torch.zeros_like(term)) if name in seen else term
             total = total + (working.over_steps(term) if model.graph.timed[name] else term)
-    k, n = next(iter(latents.values())).shape[0] if latents else 1, model._extent(rows)[0]
+    drawn = [*latents.values(), *filled.values()]
+    k, n = drawn[0].shape[0] if drawn else 1, model._extent(rows)[0]
     return expand_axis(total, SAMPLES, k).expand(k, 1, n, 1).reshape(k, n)
 
 

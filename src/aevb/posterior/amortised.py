@@ -6,6 +6,7 @@ A latent that was trained by a relaxation has its own, discrete distribution her
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from aevb.declare.conditionals import Factor
 from aevb.declare.distributions import Categories, Values
 from aevb.declare.families import Exact
 from aevb.derive.axes import SAMPLES, over_time, size, swap
+from aevb.derive.completion import incomplete
 from aevb.derive.dependence import S
-from aevb.derive.plan import derive
+from aevb.derive.plan import Plan, derive
 from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.batch import Batch, prepare, public, split_latents
 from aevb.estimate.declared_model import DeclaredModel
@@ -52,6 +54,8 @@ class Posterior:
         self.samples, self.seed, self.why = samples, seed, why
         self.n, self.steps = model._extent(batch)
         self.clamped, self.partial = split_latents(self.graph, batch)
+        # Observed variables whose missing entries are drawn from p, because p reads them.
+        self.gaps = incomplete(self.graph, self.partial)
 
     def __repr__(self) -> str:
         latents = (
@@ -192,19 +196,18 @@ class Posterior:
 
     def _working(self, name: str) -> Estimate:
         graph, model = self.graph, self.model
-        common: dict[str, Any] = {"clamped": self.clamped, "partial": self.partial}
-        batch = self.batch
+        # No gradient is needed of the draws of missing entries.
+        how = dict.fromkeys(self.gaps, "detached")
+        common: dict[str, Any] = {"how": how, "clamped": self.clamped, "partial": self.partial}
+        batch, filled = self.batch, Batch()
         try:
             plan = derive(graph, **common)
             if S in plan.axes[graph.rule("q", name).id]:
                 # With 1 sample, the plan would relax latents that are too large to enumerate.
                 plan = derive(graph, samples=max(2, self.samples), **common)
         except ValueError:  # not enumerable: draw the other latents instead, in copies of the rows
-            others = {
-                key: value
-                for key, value in self._drawn_in_turn(self.samples).items()
-                if key != name
-            }
+            drawn, filled = self._drawn_in_turn(self.samples)
+            others = {key: value for key, value in drawn.items() if key != name}
             batch = {
                 key: value
                 for key, value in self._copies(self.samples).items()
@@ -213,13 +216,26 @@ class Posterior:
             plan = derive(
                 graph,
                 clamped=frozenset(graph.latents) - {name},
-                partial=self.partial & {name},
+                partial=self.partial & {name, *self.gaps},
                 sampling=True,
             )
-        return Estimate(plan, model.factors, batch, model.draw_noise(plan, batch))
+        noise = model.draw_noise(plan, batch)
+        return Estimate(plan, model.factors, batch, noise, filled=filled)
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
         """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+        drawn = self.joint(samples)
+        return {
+            name: public(self.graph, name, drawn[name], self.n, self.steps)
+            for name in self.graph.latents
+            if name in drawn
+        }
+
+    def joint(self, samples: int = 1) -> Batch:
+        """Draw the unknown latents and the missing entries that p reads, [S, T or 1, N, d] each.
+
+        An observed variable with such entries has its known entries too.
+        """
         with self.model._evaluating(self.seed):
             plan = derive(
                 self.graph,
@@ -229,23 +245,18 @@ class Posterior:
                 sampling=True,
             )
             if plan.enumerated:  # by Bayes' rule
-                drawn = self._drawn_in_turn(samples)
-                values = {
+                latents, filled = self._drawn_in_turn(samples)
+                return {
                     name: value.unflatten(-2, (samples, self.n)).movedim(-3, 0)
-                    for name, value in drawn.items()
+                    for name, value in {**latents, **filled}.items()
                 }
-            else:
-                working = Estimate(
-                    plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch)
-                )
-                values = {
-                    name: value.expand(samples, *value.shape[-3:])
-                    for name in plan.choices
-                    for value in [working.program.values[name]]
-                }
+            working = Estimate(
+                plan, self.model.factors, self.batch, self.model.draw_noise(plan, self.batch)
+            )
             return {
-                name: public(self.graph, name, values[name], self.n, self.steps)
-                for name in plan.choices
+                name: value.expand(samples, *value.shape[-3:])
+                for name in (*plan.choices, *plan.completed)
+                for value in [working.program.values[name]]
             }
 
     def _copies(self, count: int) -> Batch:
@@ -255,17 +266,28 @@ class Posterior:
             for key, value in self.batch.items()
         }
 
-    def _drawn_in_turn(self, count: int) -> Batch:
+    def _drawn_in_turn(self, count: int) -> tuple[Batch, Batch]:
         """Draw all latents jointly for ``count`` copies of the rows, [T or 1, count · N, d] each.
 
         A latent whose q is Bayes' rule is enumerated until it is drawn. Latents that read it are
-        drawn after it, given its value.
+        drawn after it, given its value. The second result holds the observed variables with
+        missing entries that p reads, completed by draws.
         """
         graph, batch = self.graph, self._copies(count)
-        clamped, partial, drawn = self.clamped, self.partial, Batch()
-        while set(graph.latents) - clamped:
+        clamped, partial, drawn, filled = self.clamped, self.partial, Batch(), Batch()
+        while set(graph.latents) - clamped or self.gaps - filled.keys():
             plan = derive(graph, clamped=clamped, partial=partial, sampling=True)
-            working = Estimate(plan, self.model.factors, batch, self.model.draw_noise(plan, batch))
+            noise = self.model.draw_noise(plan, batch)
+            working = Estimate(plan, self.model.factors, batch, noise, filled=filled)
+            for name in self.gaps - filled.keys():
+                if by_bayes := [axis for axis, _ in plan.values[name] if axis in plan.slots]:
+                    raise ValueError(
+                        f"q computes {by_bayes[0]} by Bayes' rule, but {name} has missing entries "
+                        f"that p reads and draws given {by_bayes[0]}, so there are no joint draws. "
+                        f"Give {by_bayes[0]} a factor of its own in q, or fill the entries."
+                    )
+                value = working.program.values[name]
+                filled[name] = value.reshape(-1, *value.shape[-2:])
             new = {
                 name: working.program.values[name]
                 for name in plan.drawn
@@ -289,7 +311,7 @@ class Posterior:
                 )
                 batch.pop(mask_of(name), None)
             clamped, partial = clamped | new.keys(), partial - new.keys()
-        return drawn
+        return drawn, filled
 
     def _laid_out(self, values: dict[str, Any]) -> Batch:
         """Lay out values of latents as a batch, with the real steps of this batch."""
@@ -318,10 +340,23 @@ class Posterior:
         given = self._complete(values)
         latents = [name for name in graph.latents if name not in self.clamped]
         batch = {**self.batch, **given}
+        everything = self._with_all_latents()
+        for entry in (entry for name in latents for entry in graph.q[name].values()):
+            drawn = [
+                ref
+                for ref in entry.key.parents
+                if ref.name not in self.gaps and S in everything.values[ref.name]
+            ]
+            if drawn:
+                raise ValueError(
+                    f"{entry.id} reads {drawn[0]}, which depends on missing entries of "
+                    f"{min(self.gaps)} that p draws, so that q has no density of the latents in "
+                    f"closed form. sample() draws from it."
+                )
         with model._evaluating(self.seed):
-            known = Estimate(
-                derive(graph, clamped=frozenset(graph.latents)), model.factors, batch, {}
-            )
+            # Only p would read what is missing.
+            filled = {name: batch[name] for name in self.gaps}
+            known = Estimate(everything, model.factors, batch, {}, filled=filled)
             total = torch.zeros(
                 self.n, dtype=model._parameter().dtype, device=model._parameter().device
             )
@@ -344,12 +379,21 @@ class Posterior:
                 total = total + part.reshape(-1)
         return total
 
-    def generated(self, latents: dict[str, Tensor]) -> Program:
-        """Evaluate p's factors at the data and at values of the latents.
+    def _with_all_latents(self) -> Plan:
+        """A plan in which every latent is known."""
+        return derive(
+            self.graph,
+            how=dict.fromkeys(self.gaps, "detached"),
+            clamped=frozenset(self.graph.latents),
+            partial=self.gaps,
+        )
 
-        A value has shape [N, size] or [N, T, size].
+    def generated(self, values: Mapping[str, Tensor]) -> Program:
+        """Evaluate p's factors at the data and at values of the latents, [T or 1, N, d] each.
+
+        Observed variables with missing entries that p reads need complete values, too.
         """
-        batch = self.batch | self._laid_out(latents)
+        batch = {**self.batch, **values}
         program = Program(self.graph, self.model.factors, batch, steps=self.steps)
         program.values |= {
             name: batch[name] for name in (*self.graph.stochastic, *self.graph.given)
@@ -366,9 +410,9 @@ class Posterior:
         ``mean=False`` returns a draw from p instead of its mean.
         """
         model, graph = self.model, self.graph
-        latents = {name: value[0] for name, value in self.sample().items()}
+        drawn = {name: value[0] for name, value in self.joint().items()}
         with model._evaluating(self.next_seed):
-            program = self.generated(latents)
+            program = self.generated(drawn)
             values = {
                 name: program.mean(name)
                 if mean

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from aevb.declare.graph import Graph
-from aevb.estimate.batch import Batch
+from aevb.derive.completion import incomplete
+from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.places import INDICES, Places
@@ -14,6 +15,7 @@ from aevb.evidence.structure import NotExactError
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.training_record import Teaching
+from aevb.posterior.weighted import WeightedPosterior
 
 METHODS = ("auto", "q", "exact")
 
@@ -38,6 +40,7 @@ def posterior_of(
     seed: int | None = None,
     method: str = "auto",
     prefer_exact: bool = False,
+    weigh_gaps: bool = False,
     first_row: int = 0,
     places: Places = INDICES,
 ) -> Posterior:
@@ -45,8 +48,10 @@ def posterior_of(
 
     ``teaching`` is the record of how q was trained. ``method="auto"`` uses q if it was trained for
     such rows, otherwise the exact posterior; with ``prefer_exact=True`` it uses the exact posterior
-    whenever it is known. "q" uses q in any case, "exact" never uses q. ``first_row`` (the number of
-    the batch's first row) and ``places`` (the names of rows) are for messages.
+    whenever it is known. With ``weigh_gaps=True``, draws of missing entries that p reads are
+    weighted instead of taken from q as they are. "q" uses q in any case, "exact" never uses q.
+    ``first_row`` (the number of the batch's first row) and ``places`` (the names of rows) are for
+    messages.
 
     Raises :class:`UntaughtError` if neither q nor the exact posterior is available.
     """
@@ -54,7 +59,14 @@ def posterior_of(
         raise ValueError(f'method is "auto", "q" or "exact", got {method!r}.')
     if method == "q":
         return Posterior(model, batch, samples=samples, seed=seed, why="as asked")
-    reason = None if method == "exact" else why_not_q(model, teaching, batch, first_row, places)
+    weigh = weigh_gaps and bool(incomplete(model.graph, split_latents(model.graph, batch)[1]))
+    reason = (
+        None
+        if method == "exact"
+        else _untaught(model, teaching, batch)  # weights correct a q that saw no gaps
+        if weigh
+        else why_not_q(model, teaching, batch, first_row, places)
+    )
     if method == "auto" and reason is None and not prefer_exact:
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
@@ -70,6 +82,8 @@ def posterior_of(
             raise ValueError(
                 f'The posterior of this model is not known in closed form: {why}. Use method="q".'
             ) from None
+        if reason is None and weigh:
+            return WeightedPosterior(model, batch, samples=samples, seed=seed)
         if reason is None:
             return Posterior(model, batch, samples=samples, seed=seed)
         raise UntaughtError(
@@ -86,15 +100,13 @@ def why_not_q(
     places: Places = INDICES,
 ) -> str | None:
     """Return the reason why q cannot be used for these rows, as text; None if it can."""
-    unknown = [name for name in model.graph.latents if name not in batch or mask_of(name) in batch]
-    reasons = teaching.untaught(model)
-    if reason := next((reasons[name] for name in unknown if name in reasons), None):
+    if reason := _untaught(model, teaching, batch):
         return reason
     rows = _open_ended(model.graph, batch)
     if rows is not None and not teaching.open_ends:
         ends = _counted(rows, "ends", "end", "in steps without data", first_row, places)
         return f"{ends}, which q was not trained on, so it cannot forecast them"
-    unseen = teaching.unseen(model, unknown)
+    unseen = teaching.unseen(model, _unknown(model, batch))
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(
             sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device
@@ -115,6 +127,16 @@ def why_not_q(
                 f"read a missing entry as 0"
             )
     return None
+
+
+def _unknown(model: DeclaredModel, batch: Batch) -> list[str]:
+    return [name for name in model.graph.latents if name not in batch or mask_of(name) in batch]
+
+
+def _untaught(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str | None:
+    """Return why q's factors of the unknown latents are no posterior of this p, if so."""
+    reasons = teaching.untaught(model)
+    return next((reasons[name] for name in _unknown(model, batch) if name in reasons), None)
 
 
 def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places: Places) -> str:

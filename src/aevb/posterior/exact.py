@@ -13,13 +13,13 @@ import torch.distributions as td
 from torch import Tensor
 
 from aevb.declare.distributions import MultivariateNormal
-from aevb.estimate.batch import Batch, public
+from aevb.estimate.batch import Batch
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Marginals, Unknowns
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import structure_of
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.piecewise import Pieces, Point
 
@@ -42,7 +42,7 @@ class ExactPosterior(Posterior):
         why: str = "",
     ) -> None:
         super().__init__(model, batch, samples=samples, seed=seed, why=why)
-        self.unknowns = Unknowns(model, Structure(model, self.clamped), batch)
+        self.unknowns = Unknowns(model, structure_of(model, batch), batch)
 
     @cached_property
     def marginals(self) -> Marginals:
@@ -58,11 +58,11 @@ class ExactPosterior(Posterior):
         dtype = self.model._parameter().dtype
         if name in self.marginals.probs:
             probs = self.marginals.probs[name]
-            return self._finite(name, (probs if self.graph.timed[name] else probs[:, 0]).to(dtype))
+            return self._finite(name, (probs if self._by_step(name) else probs[:, 0]).to(dtype))
         found = self.marginals.components[name]
         assert found.covariance is not None
         mean, covariance, weight = (
-            part if self.graph.timed[name] else part[:, 0]
+            part if self._by_step(name) else part[:, 0]
             for part in (found.mean, found.covariance, found.weight)
         )
         certain = self._certain(name)
@@ -90,6 +90,10 @@ class ExactPosterior(Posterior):
             certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole
         )
 
+    def _by_step(self, name: str) -> bool:
+        """Return whether there is one marginal per step."""
+        return self.graph.timed[name]
+
     def _certain(self, name: str) -> Tensor | None:
         """Return a mask of where a Gaussian latent is known or padding; None if nowhere.
 
@@ -103,19 +107,19 @@ class ExactPosterior(Posterior):
         padded = None if real is None else ~real.squeeze(-1).T
         return known if padded is None else padded if known is None else known | padded
 
-    def sample(self, samples: int = 1) -> dict[str, Tensor]:
-        """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+    def joint(self, samples: int = 1) -> Batch:
+        """Draw the unknown latents and the missing entries that p reads, [S, T or 1, N, d] each."""
         with self.model._evaluating(self.seed):
             drawn = self.unknowns.draw(samples)
         found = {}
-        for name in (latent for latent in self.graph.latents if latent in drawn):
-            value = drawn[name].to(self.model._parameter().dtype)
+        for name, value in drawn.items():
+            value = value.to(self.model._parameter().dtype)
             if mask_of(name) in self.batch:
                 value = torch.where(self.batch[mask_of(name)], self.batch[name], value)
             real = real_steps(self.batch, timed=self.graph.timed[name])
             if real is not None:
                 value = torch.where(real, value, torch.zeros_like(value))
-            found[name] = public(self.graph, name, value, self.n, self.steps)
+            found[name] = value
         return found
 
     def log_prob(self, **values: Any) -> Tensor:
@@ -125,6 +129,11 @@ class ExactPosterior(Posterior):
         """
         given = self._complete(values)
         with self.model._evaluating(None):
+            if self.gaps:  # integrated out of the joint density, too
+                masks = {mask_of(name) for name in given}
+                whole = {key: value for key, value in self.batch.items() if key not in masks}
+                joint = exact_evidence(self.model, {**whole, **given})
+                return joint - exact_evidence(self.model, self.batch)
             joint = estimate(
                 self.model.plan(clamped=self.graph.latents),
                 self.model.factors,

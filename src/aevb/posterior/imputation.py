@@ -15,6 +15,7 @@ from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.program import Program
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
+from aevb.posterior.weighted import WeightedPosterior
 from aevb.runtime.seeding import draw_from
 
 ROWS = 4096  # rows per batch, counted once per draw of the latents
@@ -27,8 +28,8 @@ class Imputation:
     ``mean`` holds the posterior mean of each missing cell, ``sd`` its standard deviation (0 for
     known cells), ``draws`` joint draws [S, N, …] for multiple imputation. ``missing`` marks the
     imputed cells. Classes are probabilities; entries beyond the end of a sequence are NaN.
-    ``method`` is "exact" if mean and sd are exact, or "q" if they are averages over ``samples``
-    draws.
+    ``method`` is "exact" if mean and sd are exact, "q" if they are averages over ``samples`` draws,
+    and "particles" or "importance" if they are averages over weighted draws.
     """
 
     mean: dict[str, Tensor]
@@ -42,7 +43,11 @@ class Imputation:
     def __repr__(self) -> str:
         count = sum(int(mask.sum()) for mask in self.missing.values())
         cells = "1 missing cell" if count == 1 else f"{count} missing cells"
-        how = "the exact posterior" if self.method == "exact" else f"q, {self.samples} draws"
+        how = {
+            "exact": "the exact posterior",
+            "q": f"q, {self.samples} draws",
+            "particles": f"a particle filter, {self.samples} draws",
+        }.get(self.method, f"weighted draws of q, {self.samples} of them")
         return f"{cells} of {', '.join(self.missing)} filled by {how}" + (
             f" ({self.why})" if self.why else ""
         )
@@ -71,8 +76,9 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
         middle, spread = value, torch.zeros_like(value)
         every = value.expand(samples, *value.shape)
         if name in hidden:
-            if isinstance(posterior, ExactPosterior):
-                middle, spread = posterior.moments(name)
+            weighed = isinstance(posterior, WeightedPosterior) and name in posterior.gaps
+            if weighed or isinstance(posterior, ExactPosterior):
+                middle, spread = posterior.moments(name)  # type: ignore[attr-defined]
             else:
                 middle, spread = found[name].mean, found[name].sd
             every = found[name].draws if name in found else every
@@ -116,7 +122,7 @@ def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str,
     Each has shape [T or 1, N, d].
     """
     model, batch, n = posterior.model, posterior.batch, posterior.n
-    latents = posterior.sample(samples)
+    drawn_before = posterior.joint(samples)
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     with model._evaluating(posterior.next_seed):
         for start in range(0, samples, block := max(1, ROWS // n)):
@@ -126,8 +132,8 @@ def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str,
             )
             program = repeated.generated(
                 {
-                    name: value[start : start + count].flatten(0, 1)
-                    for name, value in latents.items()
+                    name: value[start : start + count].movedim(0, 1).flatten(1, 2)
+                    for name, value in drawn_before.items()
                 }
             )
             for name in names:
@@ -139,6 +145,7 @@ def _by_draws(posterior: Posterior, names: list[str], samples: int) -> dict[str,
     result = {}
     for name, each in parts.items():
         mean, variance, drawn = torch.cat(each, 1)
+        drawn = drawn_before.get(name, drawn)  # later steps were drawn given these
         total = variance.mean(0) + mean.var(0, correction=0)
         result[name] = _Drawn(
             mean.mean(0),

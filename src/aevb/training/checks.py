@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from aevb.declare.families import Exact
+from aevb.derive.dependence import S
 from aevb.derive.plan import WEIGHTED
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
@@ -81,7 +82,14 @@ def _check_objective(job: Job) -> None:
             f"how={{{name!r}: 'sum'}} cancels q({name}) from the bound, so it cannot be trained. "
             f"Use 'enumerate' to train, 'sum' to evaluate."
         )
-    if objective == "evidence" and (reason := why_not_exact(job.model)):
+    gaps = job.plan.completed
+    if gaps and objective == "em":
+        raise ValueError(
+            f"em() has no closed form if entries are missing that p reads ({min(gaps)}). Use "
+            f"mle() where the evidence is exact, or joint()."
+        )
+    first = job.source.take(torch.arange(min(2, job.source.n)))
+    if objective == "evidence" and (reason := why_not_exact(job.model, first)):
         raise ValueError(
             f"mle() ascends the exact evidence, which is not known for this model: {reason}. Use "
             f"joint()."
@@ -138,6 +146,13 @@ def _check_labels(job: Job) -> None:
                 f"classify= needs q({name}|·) as a function of the data alone, but it reads "
                 f"{unknown!r}."
             )
+        for ref in job.model.graph.reads("q", name) if job.plan.completed else ():
+            if ref.name not in job.plan.completed and S in job.plan.values.get(ref.name, ()):
+                raise ValueError(
+                    f"classify= needs q({name}|·) as a function of the data alone, but it reads "
+                    f"{ref}, which depends on missing entries that p draws. Fill the entries, or "
+                    f"leave classify= out."
+                )
 
 
 def _check_exact(job: Job) -> None:

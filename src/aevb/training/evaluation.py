@@ -12,9 +12,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.data.sources import Source
 from aevb.declare.noise_kinds import SEED
+from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
-from aevb.estimate.continuation import completed
 from aevb.estimate.estimators import Estimate, estimator
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.estimate.particle_bound import ParticleEstimate
@@ -121,9 +121,8 @@ class Evaluation:
             if settings is not None and bound == "particles"
             else {}
         )
-        # The exact evidence does not marginalise missing values that p reads.
-        gaps = completed(model.graph, source.take(torch.arange(1)))
-        self.exact = why_not_exact(model) is None and not gaps
+        first = source.take(torch.arange(min(1, source.n)))
+        self.exact = why_not_exact(model, first) is None
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
         self.parts = [
             range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)
@@ -301,12 +300,15 @@ def _plan(
         "clamped": clamped,
         "partial": partial,
     }
+    # An evaluation needs no gradient of missing entries that p draws.
+    gaps = incomplete(model.graph, partial) if bound != "particles" else ()
+    drawn = dict.fromkeys(gaps, "detached")
     if not how:
-        return model.plan(**choices)
+        return model.plan(how=drawn, **choices)
     try:
-        return model.plan(**choices)
+        return model.plan(how=drawn, **choices)
     except ValueError:
-        return model.plan(how=how, **choices)
+        return model.plan(how={**how, **drawn}, **choices)
 
 
 def evaluate_evidence(

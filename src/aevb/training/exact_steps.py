@@ -204,7 +204,8 @@ class LikelihoodSteps(ExactSteps):
                 f"mle() converged {told}: the last one raised the mean evidence by less than "
                 f"tol={self.tol:g} nats."
             )
-            structure, remedy = Structure(self.model, self.job.plan.clamped), ""
+            structure = Structure(self.model, self.job.plan.clamped, self.job.plan.completed)
+            remedy = ""
             if structure.carried or structure.discrete:
                 text += " This is a local maximum, and another start may find a higher one:"
                 remedy = (

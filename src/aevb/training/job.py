@@ -19,6 +19,7 @@ from aevb.data.sources import Source, open_source
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.graph import Graph
 from aevb.declare.networks import MLP
+from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import why_not_exact
@@ -97,8 +98,7 @@ def prepare_job(
         )
     world = join(like.device)
     world.copy_first(list(model.state_dict().values()))
-    checking = Checking(progress if world.first else False)
-    source = open_source(model.graph, data, like, checking, gaps=settings.fills_gaps)
+    source = open_source(model.graph, data, like, Checking(progress if world.first else False))
     markers = (
         array_warnings(data, model.graph.observed)
         if look_for_markers and isinstance(data, Mapping)
@@ -110,12 +110,12 @@ def prepare_job(
         if isinstance(settings.schedule, schedules.em)
         else None
     )
-    exact = settings.schedule.objective == "evidence" and why_not_exact(model) is None
+    first = source.take(torch.arange(min(2, source.n)))
+    exact = settings.schedule.objective == "evidence" and why_not_exact(model, first) is None
     in_batches = why_in_batches(model, source, asked) if exact else None
     on_all_rows = (exact and in_batches is None) or (em is not None and em.closed)
     size = source.n if on_all_rows else settings.batch
     unbounded = on_all_rows and settings.steps is None and settings.epochs is None
-    first = source.take(torch.arange(min(2, source.n)))
     plan = _plan(model, settings, first)
     total = ITERATIONS if unbounded else settings.total(source.n, size)
     compiling = None
@@ -169,8 +169,12 @@ def _usual_rate(model: Model) -> float:
 
 def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:
     clamped, partial = split_latents(model.graph, batch)
+    how = dict(settings.how or {})
+    if settings.schedule.objective != "bound" and settings.bound != "particles":
+        # No gradient is taken of the bound.
+        how |= dict.fromkeys(incomplete(model.graph, partial), "detached")
     return model.plan(
-        how=settings.how,
+        how=how,
         bound=settings.bound,
         samples=settings.samples,
         gradient=settings.gradient,

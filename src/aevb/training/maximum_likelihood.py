@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.data.sources import Source
-from aevb.estimate.batch import split_latents
 from aevb.evidence.exact import exact_evidence
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import structure_of
 from aevb.model import Model
 from aevb.training.coordinates import Array, Columns, Coordinates
 from aevb.training.distributed import World
@@ -61,11 +60,7 @@ class Likelihood:
             }
             for part in rows.split(max(1, PART // _numbers(source)))
         ]
-        self.structure = (
-            Structure(self.twin, split_latents(model.graph, self.parts[0])[0])
-            if self.parts
-            else None
-        )
+        self.structure = structure_of(self.twin, self.parts[0]) if self.parts else None
         given = source.take(torch.arange(1))
         names = [
             name
@@ -205,7 +200,7 @@ def why_in_batches(model: Model, source: Source, settings: Settings) -> str | No
         return f"p has {count:,} parameters, more than {PARAMETERS:,}"
     if source.fresh:
         return "some of the data are drawn anew at every step"
-    numbers = source.n * _numbers(source) * Structure(model).count
+    numbers = source.n * _numbers(source) * structure_of(model, source.take(torch.arange(1))).count
     return (
         f"the rows have {numbers:,} numbers, more than {NUMBERS:,}" if numbers > NUMBERS else None
     )

@@ -242,11 +242,6 @@ class Settings:
         return OBJECTIVE if self.penalised else self.bound
 
     @property
-    def fills_gaps(self) -> bool:
-        """Whether the run draws missing values that p reads: training by particles does."""
-        return self.bound == "particles" and self.schedule.objective == "bound"
-
-    @property
     def penalised(self) -> bool:
         """Whether ``beta`` or ``free_bits`` makes the objective differ from the bound."""
         return self.has_beta or self.has_free_bits

@@ -28,7 +28,7 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             f"{job.settings.bound} and its terms are reported without them."
         )
         yield Event(events.OBJECTIVE, "run", text)
-    if job.settings.fills_gaps:
+    if job.settings.bound == "particles" and job.settings.schedule.objective == "bound":
         for name, family in job.plan.undifferentiated().items():
             text = (
                 f"Missing values of {name} are drawn from p. A {family} draw has no gradient, so "
