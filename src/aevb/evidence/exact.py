@@ -37,11 +37,15 @@ def why_not_exact(model: DeclaredModel) -> str | None:
 
 
 def exact_evidence(
-    model: DeclaredModel, batch: Mapping[str, Tensor], structure: Structure | None = None
+    model: DeclaredModel,
+    batch: Mapping[str, Tensor],
+    structure: Structure | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return log p(observed | given) per example, differentiable, for models with exact evidence.
 
-    ``structure`` is the model's structure for these data, if it is already known. Without
+    ``structure`` is the model's structure for these data, if it is already known. ``dtype`` is that
+    of the result, by default the model's. Without
     gradients, a square-root filter (:mod:`aevb.evidence.square_root_belief`) keeps the result
     accurate even if the observation noise is very small.
     """
@@ -59,7 +63,7 @@ def exact_evidence(
         ]
         value = torch.cat([part for _, part in found])
         value = value[torch.cat([index for index, _ in found]).argsort()]
-    return value.to(model._parameter().dtype)
+    return value.to(dtype or model._parameter().dtype)
 
 
 def _numbers_per_row(structure: Structure, batch: Mapping[str, Tensor]) -> int:

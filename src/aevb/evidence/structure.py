@@ -48,12 +48,22 @@ def is_affine(factor: nn.Module) -> bool:
 class Structure:
     """The discrete and Gaussian unknowns of a model whose evidence is exact.
 
+    ``clamped`` names the latents that are known in every row. ``hidden`` names observed variables
+    with missing entries that p reads: they are unknowns like the latents.
+
     Raises :class:`NotExactError` with the reason if the evidence is not exact.
     """
 
-    def __init__(self, model: DeclaredModel, clamped: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: DeclaredModel,
+        clamped: frozenset[str] = frozenset(),
+        hidden: frozenset[str] = frozenset(),
+    ) -> None:
         self.model, self.graph = model, model.graph
-        unknown = [name for name in self.graph.latents if name not in clamped]
+        unknown = [name for name in self.graph.latents if name not in clamped] + [
+            name for name in self.graph.observed if name in hidden
+        ]
         self.discrete = tuple(
             name
             for name in unknown

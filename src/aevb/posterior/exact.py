@@ -58,11 +58,11 @@ class ExactPosterior(Posterior):
         dtype = self.model._parameter().dtype
         if name in self.marginals.probs:
             probs = self.marginals.probs[name]
-            return self._finite(name, (probs if self.graph.timed[name] else probs[:, 0]).to(dtype))
+            return self._finite(name, (probs if self._by_step(name) else probs[:, 0]).to(dtype))
         found = self.marginals.components[name]
         assert found.covariance is not None
         mean, covariance, weight = (
-            part if self.graph.timed[name] else part[:, 0]
+            part if self._by_step(name) else part[:, 0]
             for part in (found.mean, found.covariance, found.weight)
         )
         certain = self._certain(name)
@@ -89,6 +89,10 @@ class ExactPosterior(Posterior):
         return Pieces(
             certain, Point(torch.zeros_like(whole.mean) if known is None else known), whole
         )
+
+    def _by_step(self, name: str) -> bool:
+        """Return whether there is one marginal per step."""
+        return self.graph.timed[name]
 
     def _certain(self, name: str) -> Tensor | None:
         """Return a mask of where a Gaussian latent is known or padding; None if nowhere.

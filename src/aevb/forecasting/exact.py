@@ -1,0 +1,104 @@
+"""Exact forecasts: the Kalman filter, the forward algorithm, and their combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aevb.estimate.batch import Batch, public, split_latents
+from aevb.estimate.keys import mask_of
+from aevb.evidence.exact import exact_evidence
+from aevb.evidence.exact_posterior import Components
+from aevb.evidence.forward_pass import ForwardPass
+from aevb.evidence.result import Evidence
+from aevb.evidence.structure import Structure
+from aevb.forecasting.continuation import continued
+from aevb.forecasting.forecast import Forecast, stderr_free
+from aevb.forecasting.request import Past
+from aevb.posterior.exact import ExactPosterior
+
+
+def exact_forecast(
+    past: Past, samples: int, seed: int | None, why: str, *, draws: bool = True
+) -> Forecast:
+    """Return the exact forecast, with ``samples`` joint draws unless ``draws=False``.
+
+    Raises :class:`NotExactError`, with the reason, for a model without an exact forecast.
+    """
+    model, graph = past.model, past.model.graph
+    structure = structure_of(past, past.extended)
+    with model._evaluating(None):
+        marginals = ForwardPass(model, structure, past.extended, past.names).marginals()
+    mean, sd, mixtures, dtype = {}, {}, {}, model._parameter().dtype
+    for name in past.names:
+        whole = marginals.components[name]
+        parts = {
+            field: past.ahead_by_row(getattr(whole, field))
+            for field in ("weight", "mean", "variance")
+        }
+        found = Components(**parts)
+        middle, spread = found.moments()
+        shape = (*middle.shape[:2], *graph.shapes[name])
+        mean[name], sd[name] = middle.reshape(shape).to(dtype), spread.reshape(shape).to(dtype)
+        if graph.rule("p", name).spec.gaussian:
+            mixtures[name] = found
+    return Forecast(
+        mean,
+        sd,
+        _draws(past, samples, seed) if draws else {},
+        past.steps,
+        "exact",
+        why,
+        past.observed(),
+        past.lengths,
+        mixtures,
+        lambda future: _score(past, future),
+    )
+
+
+def structure_of(past: Past, batch: Batch) -> Structure:
+    """Return the unknowns of a batch, which include observed variables that p reads later."""
+    graph = past.model.graph
+    read = {
+        ref.name for entry in graph.entries() if entry.side == "p" for ref in entry.key.parents
+    }
+    hidden = frozenset(name for name in graph.observed if mask_of(name) in batch and name in read)
+    return Structure(past.model, split_latents(graph, batch)[0], hidden)
+
+
+def _draws(past: Past, samples: int, seed: int | None) -> dict[str, Tensor]:
+    """Draw the latents of the past from their posterior, and continue with p."""
+    model, graph = past.model, past.model.graph
+    posterior = ExactPosterior(model, past.batch, seed=seed)
+    unknown = [name for name in graph.latents if name not in posterior.clamped]
+    with model._evaluating(seed):
+        latents = posterior.unknowns.draw(samples) if unknown else {}
+        dtype, n = model._parameter().dtype, len(past.lengths)
+        known = {
+            name: past.batch[name].expand(samples, *past.batch[name].shape)
+            for name in posterior.clamped
+        }
+        drawn = {name: latents[name].to(dtype) for name in unknown} | known
+        for name in posterior.partial & drawn.keys():
+            here = past.batch[mask_of(name)]
+            drawn[name] = torch.where(here, past.batch[name], drawn[name])
+        found = continued(past, drawn, samples)
+    return {
+        name: public(graph, name, found[name].draws, n, past.steps) for name in past.names
+    }
+
+
+def _score(past: Past, future: Mapping[str, Any]) -> Evidence:
+    """Return log p(past, future) − log p(past)."""
+    model = past.model
+    batch = past.with_future(past.future(future, "log_prob"))
+    with model._evaluating(None):
+        whole = exact_evidence(model, batch, structure_of(past, batch), torch.float64)
+        before = exact_evidence(model, past.batch, dtype=torch.float64)
+    return stderr_free((whole - before).to(model._parameter().dtype))
+
+
