@@ -26,7 +26,7 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
     "declare.deterministic": ("GRU", "LSTM", "Deterministic"),
     "diagnostics": ("Diagnosis", "diagnose"),
     "derive.divergences": ("register_kl",),
-    "estimate.estimators": ("Bound",),
+    "estimate.bound": ("Bound",),
     "evidence": ("AIS", "Evidence", "Particles", "bidirectional"),
     "evidence.amortisation": ("Gap",),
     "declare.families": (

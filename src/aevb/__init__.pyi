@@ -26,7 +26,7 @@ from aevb.declare.networks import (
 from aevb.declare.registry import register
 from aevb.derive.divergences import register_kl
 from aevb.diagnostics import Diagnosis, diagnose
-from aevb.estimate.estimators import Bound
+from aevb.estimate.bound import Bound
 from aevb.evidence import AIS, Evidence, Particles, bidirectional
 from aevb.evidence.amortisation import Gap
 from aevb.laboratory import compare_estimators

@@ -24,10 +24,10 @@ from aevb import (
     mlp,
 )
 from aevb.declare.families import Exact, Mixture
+from aevb.estimate.particle_filter import ParticleFilter
 from aevb.evidence import AIS, Evidence, Particles, bidirectional, curve
 from aevb.evidence.density import Path
 from aevb.evidence.memory_limit import Peak, limit, pieces, shares
-from aevb.evidence.particle_state import Swarm
 from aevb.evidence.sampling import proposal_weights
 from aevb.evidence.weights import Weights, pareto_shape
 
@@ -541,7 +541,7 @@ def test_the_mean_of_a_filter_is_unbiased_where_that_of_its_logarithm_is_not(seq
     model = state_space({"b[t] | b[t+1], x[t]": LSTM(4), "z[t] | z[t-1], b[t]": Normal()})
     exact, row = exact_of(sequences)[0], sequences[:1].repeat(4000, 1, 1)
     with model._evaluating(0):
-        found = Swarm(model, model.prepare(x=row), 8, 0.5).run()
+        found = ParticleFilter.of(model, model.prepare(x=row), 8).run()
     values, resampled = found.value, found.resampled
     ratio = (values - exact).exp()
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(4000)

@@ -63,7 +63,7 @@ def dreg_without_weight(original: Any, self: Any, kl_weight: Any = 1.0) -> dict[
 
 
 def _sample_logits(self: Any, kl_weight: Any) -> Tensor:
-    total = aevb.estimate.estimators._integrand(*self.terms(), kl_weight)
+    total = aevb.estimate.estimators.integrand(*self.terms(), kl_weight)
     for name, axis in self.sequence():
         if name == "#S":
             break

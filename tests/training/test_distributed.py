@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from aevb import em, fit, zoo
-from aevb.estimate.estimators import sample_with_seed
+from aevb.estimate.bound import sample_with_seed
 from aevb.training import job
 from aevb.training.checkpoint import latest
 from aevb.training.distributed import World

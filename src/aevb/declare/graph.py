@@ -339,15 +339,26 @@ class Graph:
     def latents_declared(self) -> list[str]:
         return [name for name in self.q if name in self.p]
 
-    def value_reads(self, drawn: tuple[str, ...]) -> dict[str, list[Ref]]:
+    def value_reads(
+        self, drawn: tuple[str, ...], completed: Collection[str] = ()
+    ) -> dict[str, list[Ref]]:
         """The parents of all nodes that are computed when q draws these latents.
 
-        The nodes are the latents and every deterministic node.
+        The nodes are the latents and every deterministic node. ``completed`` names observed
+        variables whose missing entries p draws; they are nodes too. q reads them as data, so its
+        nodes do not wait for them.
         """
         reads = {
             name: self.reads("p" if name in self.p else "q", name) for name in self.deterministic
         }
-        return reads | {name: self.reads("q", name) for name in drawn}
+        reads |= {name: self.reads("q", name) for name in drawn}
+        if completed:
+            of_q = {*drawn, *(name for name in self.deterministic if name not in self.p)}
+            reads = {
+                name: [ref for ref in refs if name not in of_q or ref.name not in completed]
+                for name, refs in reads.items()
+            }
+        return reads | {name: self.reads("p", name) for name in completed}
 
     @cached_property
     def reads_of_values(self) -> dict[str, list[Ref]]:
@@ -371,8 +382,14 @@ class Graph:
                 found.setdefault(ref.name, []).append(name)
         return found
 
-    def inference_stages(self, drawn: tuple[str, ...]) -> tuple[Stage, ...]:
-        return schedule(self.value_reads(drawn), "p and q together")
+    def is_read_by_p(self, name: str) -> bool:
+        """Whether a factor or a deterministic node of p has this variable as a parent."""
+        return bool(self._readers.get(name))
+
+    def inference_stages(
+        self, drawn: tuple[str, ...], completed: Collection[str] = ()
+    ) -> tuple[Stage, ...]:
+        return schedule(self.value_reads(drawn, completed), "p and q together")
 
     def function_stages(self, known: Collection[str]) -> tuple[Stage, ...]:
         """The stages of the deterministic nodes that depend only on these variables."""

@@ -48,16 +48,25 @@ def _shifted(axes: frozenset[Axis], ref: Ref, reader: str, graph: Graph) -> froz
 
 
 def find_axes(
-    graph: Graph, draws: dict, stages: tuple[Stage, ...], clamped: frozenset[str]
+    graph: Graph,
+    draws: dict,
+    stages: tuple[Stage, ...],
+    clamped: frozenset[str],
+    completed: frozenset[str] = frozenset(),
 ) -> tuple[dict, dict]:
     """Compute the axes of every variable's value and of every factor's raw numbers.
 
-    This is a fixed-point iteration over the graph.
+    This is a fixed-point iteration over the graph. The missing entries of a ``completed`` variable
+    are drawn for each sample; only p reads the drawn ones.
     """
     none: frozenset[Axis] = frozenset()
     values: dict[str, frozenset[Axis]] = {}
+
+    def of_data(name: str) -> frozenset[Axis]:
+        return frozenset({N, T} if graph.timed[name] else {N})
+
     for name in (*graph.observed, *graph.given, *clamped):
-        values[name] = frozenset({N, T} if graph.timed[name] else {N})
+        values[name] = none if name in completed else of_data(name)
     for name, (draw, _) in draws.items():
         values[name] = frozenset({Axis(name)}) if draw.enumerates else none
 
@@ -67,8 +76,19 @@ def find_axes(
             Ref(ref.name, "t") if here in ("first", "last") and ref.timed else ref
             for ref in entry.key.parents
         ]
+        of_q = entry.side == "q"
         return none.union(
-            *(_shifted(values.get(ref.name, none), ref, entry.key.name, graph) for ref in parents)
+            *(
+                _shifted(
+                    of_data(ref.name)
+                    if of_q and ref.name in completed
+                    else values.get(ref.name, none),
+                    ref,
+                    entry.key.name,
+                    graph,
+                )
+                for ref in parents
+            )
         )
 
     changed = True
@@ -83,8 +103,9 @@ def find_axes(
                         for entry in (graph.q if side == "q" else graph.p)[name].values()
                     )
                 )
-                if name in draws:
+                if name in draws or name in completed:
                     found |= {S, N} | ({T} if graph.timed[name] else set())
+                if name in draws:
                     found |= {Axis(name)} if draws[name][0] is Draw.STRATIFY else set()
                 if found != values.get(name):
                     values[name], changed = found, True

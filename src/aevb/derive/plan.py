@@ -60,6 +60,7 @@ class Plan:
     values: dict[str, frozenset[Axis]] = field(repr=False)  # of each variable's value
     # The noise of each entry that is drawn; see ``_noise_keys``.
     noise_keys: dict[str, str] = field(repr=False)
+    completed: frozenset[str] = frozenset()  # observed variables whose missing entries p draws
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -249,11 +250,13 @@ def derive(
     clamped: frozenset[str] = frozenset(),
     partial: frozenset[str] = frozenset(),
     sampling: bool = False,
+    completed: frozenset[str] = frozenset(),
 ) -> Plan:
     """Derive the estimator. Raise ValueError, with the reason, if a request is impossible.
 
     With ``sampling`` the plan only draws every latent from q, for use after training; it cannot
-    estimate a bound.
+    estimate a bound. ``completed`` names observed variables whose missing entries are drawn from p,
+    for a particle filter.
     """
     how = dict(how or {})
     if bound not in BOUNDS:
@@ -285,8 +288,8 @@ def derive(
             for name, (draw, why) in draws.items()
         }
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
-    stages = graph.inference_stages(drawn)
-    values, axes = find_axes(graph, draws, stages, clamped)
+    stages = graph.inference_stages(drawn, completed)
+    values, axes = find_axes(graph, draws, stages, clamped, completed)
     choices = {}
     for name in latents:
         draw, why = draws[name]
@@ -306,6 +309,7 @@ def derive(
         axes,
         values,
         _noise_keys(graph, drawn),
+        completed,
     )
     if not sampling:
         _check_combinations(plan)

@@ -40,6 +40,7 @@ def prepare(
     first_row: int = 0,
     places: Places = INDICES,
     single: bool = False,
+    gaps: bool = False,
 ) -> Batch:
     """Check the data against the declaration and convert them to a batch.
 
@@ -47,7 +48,8 @@ def prepare(
     row) and ``places`` (the names of rows and columns) are used in messages. Several sequences of
     one step each raise an error, because they are usually one sequence on the wrong axis;
     ``lengths=1`` or ``single`` allows them. A single number as ``lengths`` is the length of every
-    row.
+    row. ``gaps`` allows missing entries of observed variables that p reads; only a particle filter
+    computes with them.
 
     Raises ValueError if the data do not fit the declaration.
     """
@@ -106,7 +108,7 @@ def prepare(
             if bool(mask.all()):
                 del masks[mask_of(name)]
             else:
-                _check_missing(graph, name, mask, padded=inside is not None)
+                _check_missing(graph, name, mask, padded=inside is not None, gaps=gaps)
     return batch | masks | ({} if real is None else {STEPS: real})
 
 
@@ -564,10 +566,12 @@ def _real_steps(
     return real.unsqueeze(-1)
 
 
-def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> None:
+def _check_missing(
+    graph: Graph, name: str, mask: Tensor, *, padded: bool, gaps: bool = False
+) -> None:
     """Raise ValueError for missing entries that p cannot marginalise out.
 
-    ``padded``: the lengths of the rows are known.
+    ``padded``: the lengths of the rows are known. ``gaps``: entries that p reads may be missing.
     """
     if name in graph.latents:
         if bool((mask.any(-1) != mask.all(-1)).any()):
@@ -585,7 +589,7 @@ def _check_missing(graph: Graph, name: str, mask: Tensor, *, padded: bool) -> No
         ),
         None,
     )
-    if reader is not None:
+    if reader is not None and not (gaps and name in graph.observed):
         fix = (
             f"Fill the entries, or declare {name} in p and q"
             if name in graph.given

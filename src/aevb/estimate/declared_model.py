@@ -31,6 +31,8 @@ RESERVED = (
     "bound",
     "samples",
     "gradient",
+    "resample",
+    "gaps",
     "temperature",
     "noise",
     "seed",
@@ -42,6 +44,7 @@ RESERVED = (
     "n",
     "elbo",
     "iwae",
+    "particles",
     "objective",
     "evidence",
     "expected",
@@ -221,9 +224,16 @@ class DeclaredModel(nn.Module):
                 f"Use model.float()."
             ) from error
 
-    def prepare(self, *, steps: Any = None, lengths: Any = None, **data: Any) -> Batch:
-        """Check data against the declaration and convert them to a batch."""
-        return prepare(self.graph, data, like=self._parameter(), steps=steps, lengths=lengths)
+    def prepare(
+        self, *, steps: Any = None, lengths: Any = None, gaps: Any = False, **data: Any
+    ) -> Batch:
+        """Check data against the declaration and convert them to a batch.
+
+        ``gaps`` allows missing entries of observed variables that p reads, for a particle filter.
+        """
+        return prepare(
+            self.graph, data, like=self._parameter(), steps=steps, lengths=lengths, gaps=bool(gaps)
+        )
 
     def draw_noise(
         self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -36,43 +36,19 @@ from aevb.derive.dependence import Axis, S
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Reduction, Term
 from aevb.derive.plan import Plan
+from aevb.estimate.bound import (
+    Bound,
+    KLWeight,
+    integrand,
+    is_one,
+    sample_with_seed,
+    weight_of,
+)
 from aevb.estimate.chain_marginals import Chain
 from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.program import Program
-from aevb.runtime.seeding import draw_from, seeded
-
-
-@dataclass(frozen=True)
-class Bound:
-    """An estimate of a bound, one number per example.
-
-    For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
-
-    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
-    −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
-    normalised importance weights. ``log_weights`` are iwae's log-weights, [K, N]; None if a latent
-    is enumerated outside them. If the KL terms have weights or free bits, ``weighted`` includes
-    them. All other fields are those of the bound itself; ``value`` then has no gradient.
-    """
-
-    value: Tensor
-    terms: dict[str, Tensor]
-    log_weights: Tensor | None = None
-    weighted: Tensor | None = None
-
-    @property
-    def objective(self) -> Tensor:
-        """What to maximise: the bound, with the weights and free bits of its KL terms if given.
-
-        log p of a known latent is a likelihood term and has no weight.
-        """
-        return self.value if self.weighted is None else self.weighted
-
-
-# The weight of the KL terms: one for all, or by latent (1 for the latents that are left out).
-KLWeight = float | Tensor | Mapping[str, float | Tensor]
 
 
 def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
@@ -478,7 +454,7 @@ class Estimate:
         of the log-weight along the path of z. The total factor is therefore w̃(1 − β + βw̃).
         """
         terms, kls = self.terms()
-        total = _integrand(terms, kls, kl_weight)
+        total = integrand(terms, kls, kl_weight)
         for name, axis in self.sequence():
             if name == S.name:
                 break
@@ -496,7 +472,7 @@ class Estimate:
 
     def bound(self, kl_weight: KLWeight = 1.0, free_bits: FreeBits | None = None) -> Bound:
         """The bound and its terms per example, and the objective that weights make of it."""
-        if _one(kl_weight) and free_bits is None:
+        if is_one(kl_weight) and free_bits is None:
             return self._reduced(1.0)
         weights, cost = kl_weight, None
         if free_bits is not None:
@@ -508,7 +484,7 @@ class Estimate:
                 return replace(self._reduced(1.0), weighted=objective)
             terms = {name: term for name, term in found.terms.items() if latent_of(name) is None}
             kls = {name: term for name, term in found.terms.items() if name not in terms}
-            return replace(found, value=_integrand(terms, kls, 1.0), weighted=objective)
+            return replace(found, value=integrand(terms, kls, 1.0), weighted=objective)
 
     def kl_totals(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The KL terms of some latents under the ELBO, summed over examples, without gradient.
@@ -565,7 +541,7 @@ class Estimate:
         weighted = plan.bound == "iwae"
         total = surrogate = log_weights = None
         if weighted or score:
-            total = _integrand(terms, kls, kl_weight)
+            total = integrand(terms, kls, kl_weight)
         every = terms | kls
         summed: list[int] = []  # axes already reduced inside the mean over samples
         for name, axis in self.sequence():
@@ -617,7 +593,7 @@ class Estimate:
             assert total is not None
             value = total.reshape(-1).expand(n)
         else:
-            value = _integrand(
+            value = integrand(
                 {key: shown[key] for key in terms}, {key: shown[key] for key in kls}, kl_weight
             )
         if surrogate is not None:
@@ -659,29 +635,6 @@ class Estimate:
         return ((f.logsumexp(SAMPLES, keepdim=True) - without) * log_q).sum(SAMPLES, keepdim=True)
 
 
-def _integrand(
-    terms: Mapping[str, Tensor], kls: Mapping[str, Tensor], kl_weight: KLWeight
-) -> Tensor:
-    """Σ likelihood terms − Σ KL terms, each times its weight."""
-    total: Tensor | None = None
-    for term in terms.values():
-        total = term if total is None else total + term
-    assert total is not None  # every model has an observed variable
-    for name, kl in kls.items():
-        weight = weight_of(kl_weight, str(latent_of(name)))
-        total = total - (kl if _one(weight) else weight * kl)
-    return total
-
-
-def weight_of(kl_weight: KLWeight, latent: str) -> float | Tensor:
-    """Return the weight of a latent's KL term."""
-    return kl_weight.get(latent, 1.0) if isinstance(kl_weight, Mapping) else kl_weight
-
-
-def _one(kl_weight: KLWeight) -> bool:
-    return isinstance(kl_weight, float) and kl_weight == 1.0
-
-
 def _component_axis(value: Tensor, slot: int) -> Tensor:
     """Move the components of a mixture, [.., N, k, d], to their enumeration axis, [k, …, N, d]."""
     value = value.movedim(-2, 0)
@@ -690,15 +643,6 @@ def _component_axis(value: Tensor, slot: int) -> Tensor:
         if value.dim() < -slot
         else value
     )
-
-
-def sample_with_seed(dist: td.Distribution, seed: Tensor) -> Tensor:
-    """Draw torch's own sample from a seed, for families that define no ``noise``.
-
-    The sample is ``rsample`` if available.
-    """
-    with seeded(int(seed)):
-        return draw_from(dist, pathwise=True)
 
 
 def estimate(

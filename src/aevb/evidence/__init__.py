@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from aevb.data.repeated_values import note_repeats
+from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve
@@ -75,6 +76,14 @@ def unnoted_evidence(
     if not isinstance(method, AIS | Particles) and method not in METHODS:
         raise ValueError(
             f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+        )
+    gaps = completed(model.graph, batch)
+    if gaps and method == "auto":  # only a filter draws missing values that p reads
+        method = "particles"
+    if gaps and method != "particles" and not isinstance(method, Particles):
+        raise ValueError(
+            f"{min(gaps)} has missing entries that p reads, which only a particle filter "
+            f'marginalises. Use method="particles".'
         )
     if method in ("auto", "exact"):
         reason = why_not_exact(model)

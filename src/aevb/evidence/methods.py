@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aevb.declare.families import Exact
+from aevb.derive import filtering
 from aevb.derive.dependence import S
 from aevb.derive.plan import LIMIT, derive
 from aevb.estimate.declared_model import DeclaredModel
@@ -39,46 +39,19 @@ def why_not_annealed(model: DeclaredModel) -> str | None:
     return None if continuous else "no latent is continuous"
 
 
-def why_not_filtered(model: DeclaredModel) -> str | None:
-    """Return why a particle filter does not apply; None if it does."""
-    graph = model.graph
-    if not any(graph.timed[name] for name in graph.latents):
-        return "no latent has a time axis"
-    for name in graph.latents:
-        if isinstance(graph.rule("q", name).spec, Exact):
-            return f"q computes {name} by Bayes' rule over all of its values and draws no samples"
-    plan = derive(graph, samples=2, sampling=True)
+def why_not_filtered(model: DeclaredModel, completed: frozenset[str] = frozenset()) -> str | None:
+    """Return why a particle filter does not apply; None if it does.
+
+    ``completed`` names observed variables whose missing entries it would draw from p.
+    """
+    try:
+        plan = derive(model.graph, samples=2, sampling=True, completed=completed)
+    except ValueError as error:
+        if not completed:
+            raise
+        return f"the missing entries of {', '.join(sorted(completed))} cannot be drawn: {error}"
     drawn = {name for name, axes in plan.values.items() if S in axes}
-    for entry in graph.entries():
-        for ref in entry.key.parents:
-            if ref.name in drawn and ref.lag > 0:
-                return (
-                    f'"{entry.key}" reads {ref}, so that {ref.name} is drawn from its end, but a '
-                    f"filter starts at the beginning"
-                )
-            static = (
-                entry.side == "p"
-                and not graph.timed[entry.key.name]
-                and not graph.is_deterministic(entry.key.name)
-            )
-            # The entry of the last step reads its own step.
-            early = not static and entry.key.at != "last"
-            if ref.name in drawn and ref.at == "last" and early:
-                return (
-                    f'"{entry.key}" reads {ref}, the end of the sequence, which a filter has not '
-                    f"reached yet at that step"
-                )
-    for name in graph.latents:
-        late = [
-            ref
-            for ref in graph.reads("q", name)
-            if not graph.timed[name] and ref.name in drawn and ref.timed
-        ]
-        if late:
-            return (
-                f"q draws {name} after {late[0]}, but a filter needs {name} from the first step on"
-            )
-    return None
+    return filtering.why_not_filtered(model.graph, drawn, completed)
 
 
 def advised(model: DeclaredModel) -> str:

@@ -1,27 +1,26 @@
-"""Particle filter for sequence models with q as proposal (the estimate of FIVO).
+"""The evidence of sequence models by a particle filter with q as proposal.
 
-log p(x) is estimated by the product over steps of the mean weights. A particle is one draw of all
-latents up to t, with the recurrent states that depend on them. At each step it is weighted by
-p(x[t], z[t] | past) / q(z[t] | ·). If the weights of a row become too unequal, its particles are
-resampled in proportion to their weights. The product of the mean weights is an unbiased estimate of
-p(x) for every q.
+log p(x) is estimated by the product over steps of the mean weights
+(:mod:`aevb.estimate.particle_filter`), and by the mean over independent filters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.particle_filter import ParticleFilter
 from aevb.evidence.memory_limit import narrow, pieces, room
 from aevb.evidence.methods import why_not_filtered
-from aevb.evidence.particle_state import Swarm
 from aevb.evidence.result import Evidence, count, weight_notes
 from aevb.evidence.sampling import LEAST, Memory
-from aevb.evidence.weights import Weights
+from aevb.evidence.weights import Weights, tail_length, tail_shape
 
 # If the effective sample size is below this share of the particles, a note says so.
 FEW = 0.1
@@ -50,6 +49,35 @@ class Particles:
             raise ValueError(f"Particles: threshold is between 0 and 1, got {self.threshold!r}.")
 
 
+class Estimated(NamedTuple):
+    """log p(x) per row, [N], by one filter, with diagnostics."""
+
+    value: Tensor
+    ess: Tensor  # lowest effective sample size of all steps, [N]
+    khat: Tensor  # Pareto k of the weights of each step, [T, N]
+    resampled: Tensor  # share of steps after which particles were resampled, [N]
+
+
+def run_once(
+    model: DeclaredModel, batch: Mapping[str, Tensor], particles: int, threshold: float
+) -> Estimated:
+    """Run one filter of all rows."""
+    increments, ess, tails, resampled = [], [], [], []
+    for step in ParticleFilter.of(model, batch, particles, threshold=threshold):
+        increments.append(step.increment)
+        ess.append(step.ess)
+        tails.append(step.log_weights.topk(tail_length(particles) + 1, dim=0).values)
+        resampled.append(step.resampled.double())
+    steps, n = len(ess), len(ess[0])
+    khat = tail_shape(torch.cat(tails, 1), particles).unflatten(0, (steps, n))
+    return Estimated(
+        torch.stack(increments).sum(0),
+        torch.stack(ess).amin(0),
+        khat,
+        torch.stack(resampled).sum(0) / max(1, steps - 1),
+    )
+
+
 def filtered(
     model: DeclaredModel,
     batch: Mapping[str, Tensor],
@@ -60,7 +88,7 @@ def filtered(
     memory: Memory = None,
 ) -> Evidence:
     """Return the log of the mean over repeats of Π_t Σ_i W_i[t−1] w_i[t]."""
-    if reason := why_not_filtered(model):
+    if reason := why_not_filtered(model, completed(model.graph, batch)):
         raise ValueError(
             f'method="particles" filters sequences, but {reason}. Use method="importance".'
         )
@@ -74,7 +102,7 @@ def filtered(
     with model._evaluating(seed):
         budget = room(memory, model.parameters(), batch)
         rows, _ = pieces(
-            lambda r, k: Swarm(model, narrow(few, 0, r), k, settings.threshold).run(),
+            lambda r, k: run_once(model, narrow(few, 0, r), k, settings.threshold),
             n,
             particles,
             budget,
@@ -86,7 +114,7 @@ def filtered(
                 min(rows, n - i), settings.repeats, model._parameter().device, tail=False
             )
             runs = [
-                Swarm(model, block, particles, settings.threshold).run()
+                run_once(model, block, particles, settings.threshold)
                 for _ in range(settings.repeats)
             ]
             weights.add(torch.stack([run.value for run in runs]))

@@ -12,7 +12,8 @@ from torch import Tensor
 from aevb.data.sources import Source
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
-from aevb.estimate.estimators import Bound, estimate
+from aevb.estimate.bound import Bound
+from aevb.estimate.estimators import estimate
 from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program

@@ -1,0 +1,303 @@
+"""The values of K particles per row at one step, and their computation from those a step before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributions as td
+from torch import Tensor, nn
+
+from aevb.declare.conditionals import Factor
+from aevb.declare.evaluation_order import schedule
+from aevb.derive.plan import Plan
+from aevb.estimate import noise as noises
+from aevb.estimate.bound import sample_with_seed
+from aevb.estimate.keys import mask_of
+from aevb.estimate.metric_names import kl_term, latent_of
+from aevb.estimate.particle_reading import At, State, StepReader, at_step, choose
+from aevb.runtime.seeding import draw_from
+
+Terms = dict[str, Tensor]  # log p, and log q − log p of latents, by the names of a bound's terms
+
+
+class ParticleValues(StepReader):
+    """The values of K particles per row of a batch, at the current step; they advance by steps."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        factors: Mapping[str, nn.Module] | nn.ModuleDict,
+        batch: Mapping[str, Tensor],
+        count: int,
+        noise: Mapping[str, Tensor] | None,
+        past: Tensor | None,
+    ) -> None:
+        super().__init__(plan, factors, batch, count, noise, past)
+        self.of_p = self._nodes_of_p() if past is not None else []
+        static = [name for name in self.graph.stochastic if not self.graph.timed[name]]
+        self.late = [name for name in static if self._reads_steps(name)]
+
+    def _nodes_of_p(self) -> list[str]:
+        """The nodes with a time axis that p draws or computes after the past, in p's order."""
+        reads = {
+            name: self.graph.reads("p", name)
+            for name in self.graph.p
+            if self.graph.timed[name] and self._carried(name)
+        }
+        return [node for stage in schedule(reads, "p") for node in stage.nodes]
+
+    def _reads_steps(self, name: str) -> bool:
+        """Return whether p's factor of a static variable reads a sampled sequence.
+
+        Its weight can then be computed at the last step only.
+        """
+        frontier, seen = [name], {name}
+        while frontier:
+            for ref in self.graph.reads("p", frontier.pop()):
+                if self.graph.timed[ref.name] and self._carried(ref.name):
+                    return True
+                if ref.name not in seen and self.graph.is_deterministic(ref.name):
+                    seen.add(ref.name)
+                    frontier.append(ref.name)
+        return False
+
+    # A step ---------------------------------------------------------------------------------------
+
+    def advance(self, t: int) -> Terms:
+        """Compute all values of step t, and return its terms, each [K or 1, 1, N or 1, 1].
+
+        The terms of padded steps are zero. Static variables have their terms at the first step, or
+        at the last one if they read the sequence.
+        """
+        self.before = {name: value for name, value in self.now.items() if name in self.graph.timed}
+        now, states = self.now, self.states
+        self.now, self.states, self._here = dict(now), dict(states), {}
+        if self.past is None:
+            terms = self._advance("q", t)
+        else:
+            every, some = (bool(part) for part in (self.past[t].all(), self.past[t].any()))
+            terms = self._advance("q", t) if some or t == 0 else {}
+            if not every:
+                terms = self._continued(terms, now, states, t)
+        self._keep_ended(now, states, t)
+        if t == 0:
+            self.now |= {
+                f"{name}[0]": value for name, value in self.now.items() if self.graph.timed[name]
+            }
+        terms = {
+            name: self._only_real(term, t) if self.graph.timed[latent_of(name) or name] else term
+            for name, term in terms.items()
+        }
+        if t == self.steps - 1:
+            for name in self.late:
+                self._add_log_p(terms, "q", name, t)
+        return terms
+
+    def _advance(self, side: str, t: int) -> Terms:
+        """Compute the nodes of a step; ``side`` says whether q or p draws the latents."""
+        terms: Terms = {}
+        for name in self.nodes if side == "q" else self.of_p:
+            if not self.graph.timed[name] and t:
+                continue
+            if self.graph.is_deterministic(name):
+                value = self._deterministic(name, t)
+            elif name in self.plan.completed:
+                value = self._complete(name, t)
+            else:
+                value, terms[kl_term(name)] = self._draw_latent(side, name, t)
+            self.now[name] = value.expand(self.k, 1, self.n, -1)
+        for name in self.graph.stochastic:
+            if self.graph.timed[name] or (t == 0 and side == "q" and name not in self.late):
+                self._add_log_p(terms, side, name, t)
+        return terms
+
+    def _continued(
+        self, terms: Terms, now: dict[str, Tensor], states: dict[str, State], t: int
+    ) -> Terms:
+        """Replace the step in rows whose past has ended: there p draws the latents."""
+        assert self.past is not None
+        of_q, states_of_q = self.now, self.states
+        static = {name: of_q[name] for name in of_q if not self.graph.timed.get(name, True)}
+        self.now, self.states, self._here = now | static, dict(states), {}
+        ahead = self._advance("p", t)
+        if not terms:
+            return ahead
+        past = self.past.narrow(0, t, 1)
+        for name, value in of_q.items():
+            drawn = name in self.of_p
+            self.now[name] = torch.where(past, value, self.now[name]) if drawn else value
+        for name, state in states_of_q.items():
+            drawn = name in self.of_p
+            self.states[name] = choose(past, state, self.states[name]) if drawn else state
+        merged = {}
+        for name in {**terms, **ahead}:
+            zero = torch.zeros_like(terms.get(name, ahead.get(name, past)))
+            static_term = not self.graph.timed[latent_of(name) or name]
+            merged[name] = (
+                terms[name]
+                if static_term
+                else torch.where(past, terms.get(name, zero), ahead.get(name, zero))
+            )
+        return merged
+
+    def _keep_ended(self, now: dict[str, Tensor], states: dict[str, State], t: int) -> None:
+        """Let a row that has ended keep its values and states."""
+        if not t or self.real is None:
+            return
+        real = self.real.narrow(0, t, 1)
+        for name, value in self.now.items():
+            if value is not now[name]:
+                self.now[name] = torch.where(real, value, now[name])
+        for name, state in self.states.items():
+            if state is not states[name]:
+                self.states[name] = choose(real, state, states[name])
+
+    def pick(self, index: Tensor) -> None:
+        """Let particle k of row n continue particle ``index[k, n]``."""
+        self.now = {name: picked(value, index) for name, value in self.now.items()}
+        self.states = {
+            name: tuple(picked(part, index) for part in state)
+            for name, state in self.states.items()
+        }
+
+    # Terms ----------------------------------------------------------------------------------------
+
+    def _add_log_p(self, terms: Terms, side: str, name: str, t: int) -> None:
+        """Add log p of a variable to a step's terms, without its missing entries.
+
+        log p of a latent is a part of its KL term where it is drawn, and a term of its own where it
+        is known. The KL term of a draw from p is zero.
+        """
+        latent = name in self.plan.choices
+        seen = self.batch.get(mask_of(name))
+        if latent and side == "p" and seen is None:
+            del terms[kl_term(name)]
+            return
+        present = None if seen is None else at_step(seen, t)
+        log_p = self._log_prob(
+            self._distributions("p", name, t),
+            self._value(name, t),
+            None if latent else present,
+            self._real_at(t) if self.graph.timed[name] else None,
+        )
+        if not latent:
+            terms[name] = log_p
+            return
+        log_q, zero = terms.pop(kl_term(name), None), torch.zeros_like(log_p)
+        kl = zero if side == "p" else -log_p if log_q is None else log_q - log_p
+        terms[kl_term(name)] = kl if present is None else torch.where(present[..., :1], zero, kl)
+        if present is not None:
+            terms[name] = torch.where(present[..., :1], log_p, zero)
+
+    def _only_real(self, term: Tensor, t: int) -> Tensor:
+        real = self._real_at(t)
+        return term if real is None else torch.where(real, term, torch.zeros_like(term))
+
+    def _real_at(self, t: int) -> Tensor | None:
+        return None if self.real is None else self.real.narrow(0, t, 1)
+
+    def _log_prob(
+        self,
+        parts: Sequence[At],
+        value: Tensor,
+        present: Tensor | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """log p or log q of a value under the entries that apply.
+
+        Entries that do not count (missing, padded, or ruled by another entry) are first replaced by
+        a value within the support.
+        """
+        total: Tensor | None = None
+        for _, factor, dist, rows in parts:
+            own = rows if rows is not None or len(parts) == 1 else ~parts[1].rows  # type: ignore[operator]
+            here = value
+            for counts in (present, real, own):
+                here = (
+                    here
+                    if counts is None
+                    else torch.where(counts, here, torch.full_like(here, factor.spec.fill))
+                )
+            part = factor.spec.log_prob(dist, here, present).unsqueeze(-1)
+            total = part if total is None or rows is None else torch.where(rows, part, total)
+        assert total is not None
+        return total
+
+    # Draws ----------------------------------------------------------------------------------------
+
+    def _draw_latent(self, side: str, name: str, t: int) -> tuple[Tensor, Tensor]:
+        """Draw a latent from q or p, keep its known values, and return the value and log q."""
+        value = self._draw(side, name, t)
+        seen = self.batch.get(mask_of(name))
+        known = None if seen is None else at_step(seen, t)
+        if known is not None:
+            value = torch.where(known, at_step(self.batch[name], t), value)
+        if side == "p":
+            return value, torch.zeros_like(value[..., :1])
+        log_q = self._log_prob(self._distributions("q", name, t), value)
+        if known is not None:
+            log_q = torch.where(known[..., :1], torch.zeros_like(log_q), log_q)
+        return value, log_q
+
+    def _complete(self, name: str, t: int) -> Tensor:
+        """Return an observed variable, its missing entries drawn from p given the known ones."""
+        value, known = at_step(self.batch[name], t), self.batch.get(mask_of(name))
+        if known is None:
+            return value
+        present = at_step(known, t)
+        return torch.where(present, value, self._draw("p", name, t, value, present))
+
+    def _draw(
+        self,
+        side: str,
+        name: str,
+        t: int,
+        given: Tensor | None = None,
+        present: Tensor | None = None,
+    ) -> Tensor:
+        """Draw a variable from q or p, given its ``present`` entries if there are some."""
+        drawn: Tensor | None = None
+        for entry, factor, dist, rows in self._distributions(side, name, t):
+            if given is not None and present is not None:
+                dist = factor.spec.given_known(dist, given, present)
+            part = self._sample(self.plan.noise_keys.get(entry.id, name), factor, dist, t)
+            drawn = part if drawn is None or rows is None else torch.where(rows, part, drawn)
+        assert drawn is not None
+        return drawn
+
+    def _sample(self, key: str, factor: Factor, dist: td.Distribution, t: int) -> Tensor:
+        spec, lead = factor.spec, (self.k, 1, self.n)
+        kind = spec.noise(factor.d)
+        if self.noise is not None:
+            noise = self._noise_at(key, t)
+            if kind is not None:
+                return spec.reparametrise(dist, noise)
+            return sample_with_seed(_widened(dist, lead), noise + t)
+        if kind is not None:
+            noise = noises.draw_one(
+                kind[0], (*lead, kind[1]), None, self.like.device, self.like.dtype
+            )
+            return spec.reparametrise(dist, noise)
+        return draw_from(_widened(dist, lead))
+
+    def _noise_at(self, key: str, t: int) -> Tensor:
+        assert self.noise is not None
+        noise = self.noise[key]
+        if noise.dim() == 0:
+            return noise
+        return self._slices(f"noise of {key}", lambda: noise)[t]
+
+
+def picked(value: Tensor, index: Tensor) -> Tensor:
+    """Return the values [K, 1, N, d] of the particles ``index`` [K, N]."""
+    shape = (index.shape[0], 1, index.shape[1], value.shape[-1])
+    return value.expand(shape).gather(0, index[:, None, :, None].expand(shape))
+
+
+def _widened(dist: td.Distribution, lead: tuple[int, int, int]) -> td.Distribution:
+    """Expand a distribution so that each particle has its own."""
+    event = 1 if dist.event_shape else 0
+    shape = dist.batch_shape if event else dist.batch_shape[:-1]
+    wide = torch.broadcast_shapes(shape, lead)
+    return dist.expand(wide if event else (*wide, dist.batch_shape[-1]))

@@ -1,0 +1,346 @@
+"""The particle filter: gaps, continuation past the data, recorded lines, resampling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aevb import (
+    LSTM,
+    Bernoulli,
+    Deterministic,
+    Model,
+    MultivariateNormal,
+    Normal,
+    OneHot,
+    linear,
+    mlp,
+)
+from aevb.estimate.continuation import completed, continued
+from aevb.estimate.particle_filter import ParticleFilter
+from aevb.estimate.resampling import effective_sample_size, multinomial, normalised, systematic
+from aevb.evidence import Particles
+
+NAN = math.nan
+
+
+def build(p: dict, q: dict, seed: int = 0, **options) -> Model:
+    torch.manual_seed(seed)
+    return Model(p=p, q=q, **options).double()
+
+
+def autoregression() -> Model:
+    """A linear-Gaussian model in which p reads its own past."""
+    return build(
+        {
+            "z[t] | z[t-1]": Normal(1, net=linear(bias=False), scale=0.6),
+            "x[t] | x[t-1], z[t]": Normal(2, net=linear(bias=False), scale=0.7),
+        },
+        {"z[t] | z[t-1], x[t]": Normal(net=linear(), scale=1.0)},
+    )
+
+
+def covariance(model: Model, steps: int) -> np.ndarray:
+    """The covariance of (z[0], x[0], z[1], …) under ``autoregression``."""
+    at = {
+        label: model.factors[name].net.blocks.weights[label].detach().numpy()
+        for name, labels in (
+            ("p(z[t]|z[t-1])", ["z[t-1]"]),
+            ("p(x[t]|x[t-1], z[t])", ["x[t-1]", "z[t]"]),
+        )
+        for label in labels
+    }
+    reads, noise = np.zeros((3 * steps, 3 * steps)), np.tile([0.36, 0.49, 0.49], steps)
+    for t in range(steps):
+        z, x = 3 * t, slice(3 * t + 1, 3 * t + 3)
+        reads[x, z] = at["z[t]"][:, 0]
+        if t:
+            reads[z, z - 3] = at["z[t-1]"][0, 0]
+            reads[x, 3 * t - 2 : 3 * t] = at["x[t-1]"]
+    root = np.linalg.inv(np.eye(3 * steps) - reads)
+    return root @ np.diag(noise) @ root.T
+
+
+def exact_with_gaps(model: Model, x: Tensor) -> Tensor:
+    """log p of the known entries, by the joint Gaussian of all steps."""
+    whole, found = covariance(model, x.shape[1]), []
+    for row in x.numpy():
+        known = np.hstack([np.full((len(row), 1), False), ~np.isnan(row)]).reshape(-1)
+        s, y = whole[np.ix_(known, known)], row[~np.isnan(row)]
+        log_det = np.linalg.slogdet(2 * np.pi * s)[1]
+        found.append(-0.5 * (y @ np.linalg.solve(s, y) + log_det))
+    return torch.tensor(found)
+
+
+@pytest.fixture(scope="module")
+def gappy() -> tuple[Model, Tensor]:
+    model = autoregression()
+    x = model.sample(4, steps=6, seed=1)["x"]
+    x[0, 2] = x[0, 0, 1] = x[1, 3, 0] = x[2, 1:3] = x[2, 5] = NAN
+    return model, x
+
+
+@pytest.mark.parametrize("method", ["auto", Particles(repeats=40), Particles(40, threshold=1.0)])
+def test_gaps_that_p_reads_are_marginalised(gappy, method):
+    model, x = gappy
+    found = model.log_evidence(x=x, method=method, samples=400, seed=0)
+    # t₁₅ or t₃₉: one seed in 200 fails
+    assert ((found.value - exact_with_gaps(model, x)).abs() < 4 * found.stderr).all()
+    assert found.stderr.max() < 0.05
+
+
+def test_gaps_of_dependent_entries_are_drawn_given_the_known_ones():
+    model = build(
+        {
+            "z[t] | z[t-1]": Normal(1, net=linear(bias=False), scale=0.6),
+            "x[t] | x[t-1], z[t]": MultivariateNormal(
+                2, net=linear(bias=False), covariance="shared"
+            ),
+        },
+        {"z[t] | z[t-1], x[t]": Normal(net=linear(), scale=1.0)},
+    )
+    with torch.no_grad():
+        raw = model.factors["p(x[t]|x[t-1], z[t])"].vectors["tril"]
+        raw.copy_(torch.tensor([0.3, 0.9, -0.2], dtype=raw.dtype))
+    x = model.sample(1, steps=3, seed=1)["x"].repeat(2, 1, 1)
+    x[1, 1, 0] = NAN
+    grid = torch.linspace(-9, 9, 361, dtype=torch.float64)
+    filled = x[1:].repeat(len(grid), 1, 1)
+    filled[:, 1, 0] = grid
+    # log ∫ p(x) over the missing entry, from the evidence of complete rows
+    whole = model.log_evidence(x=filled, method="exact").value
+    expected = torch.trapezoid(whole.exp(), grid).log()
+    found = model.log_evidence(x=x, method=Particles(40), samples=400, seed=0)
+    assert (found.value[1] - expected).abs() < 4 * found.stderr[1]
+    assert found.stderr[1] < 0.05
+
+
+def test_a_gap_that_nothing_reads_changes_nothing():
+    """Entries after the last known ones carry no weight, in a model with a recurrence."""
+    model = build(
+        {
+            "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(5),
+            "z[t] | h[t]": Normal(2, net=mlp(4)),
+            "x[t] | h[t], z[t]": Bernoulli(6, net=mlp(4)),
+        },
+        {"z[t] | h[t], x[t]": Normal(net=mlp(4))},
+    )
+    x = model.sample(2, steps=5, seed=0)["x"]
+    ended = model.log_evidence(x=x, lengths=[3, 3], method=Particles(40), samples=400, seed=0)
+    x[:, 3:] = NAN
+    open_ended = model.log_evidence(x=x, method=Particles(40), samples=400, seed=1)
+    error = (ended.stderr.square() + open_ended.stderr.square()).sqrt()
+    assert ((ended.value - open_ended.value).abs() < 4 * error).all()
+
+
+def test_what_else_refuses_gaps(gappy):
+    model, x = gappy
+    for method in ("importance", "exact", "ais"):
+        with pytest.raises(ValueError, match="x has missing entries but p reads it"):
+            model.log_evidence(x=x, method=method)
+    shared = build(
+        {
+            "z[t] | z[t-1]": Normal(1),
+            "x[t] | z[t]": Normal(2),
+            "f[t] | x[t]": Deterministic(3),
+            "y[t] | f[t]": Normal(1),
+        },
+        {"z[t] | f[t]": Normal()},
+    )
+    with pytest.raises(ValueError, match="missing entries of x cannot be drawn"):
+        shared.log_evidence(x=x, y=torch.zeros(4, 6, 1), method="particles")
+
+
+# Continuation -------------------------------------------------------------------------------------
+
+
+def run(model: Model, batch: dict, k: int, *, past=None, seed: int = 0, record=("z", "x")):
+    with model._evaluating(seed):
+        return ParticleFilter.of(model, batch, k, past=past).run(record)
+
+
+def test_a_filter_continues_with_draws_of_p():
+    """Moments of the steps to come, of rows that end at different steps, against the Gaussian."""
+    model, lengths, ahead, k = autoregression(), [5, 3], 3, 20_000
+    x = model.sample(2, steps=5, seed=1)["x"]
+    x[0, 1] = NAN
+    batch = model.prepare(x=x, lengths=lengths, gaps=True)
+    whole, past = continued(model.graph, batch, ahead)
+    assert past.sum(0).flatten().tolist() == lengths
+    before = run(model, batch, 200)
+    found = run(model, whole, k, past=past)
+    joint = covariance(model, 8)
+    for row, length in enumerate(lengths):
+        known = np.zeros((8, 3), bool)
+        known[:length, 1:] = ~np.isnan(x[row, :length].numpy())
+        known, there = known.reshape(-1), slice(3 * length, 3 * (length + ahead))
+        y = x[row, :length].numpy()
+        gain = joint[there][:, known] @ np.linalg.inv(joint[np.ix_(known, known)])
+        mean = gain @ y[~np.isnan(y)]
+        spread = np.diag(joint[there, there] - gain @ joint[known][:, there]) ** 0.5
+        both = torch.cat([found.history["z"], found.history["x"]], -1)
+        draws = both[length : length + ahead, :, 0, row].movedim(1, 0).flatten(1)
+        weights = found.log_weights[:, row].exp()
+        ess = float(1 / weights.square().sum())
+        assert ess > k / 10
+        ours = weights @ draws
+        # 9 moments of two rows within 4.5 standard errors: one seed in 8,000 fails
+        assert (np.abs(ours.numpy() - mean) < 4.5 * spread / ess**0.5).all()
+        sd = (weights @ (draws - ours).square()).sqrt().numpy()
+        assert (np.abs(sd / spread - 1) < 4.5 / ess**0.5).all()
+    # No step after the past has a weight.
+    assert (found.increments[5:] == 0).all()
+    assert (found.increments[3:, 1] == 0).all()
+    assert (found.value - before.value).abs().max() < 0.3
+
+
+def test_known_values_of_the_future_have_a_weight():
+    model, k = autoregression(), 4000
+    x = model.sample(1, steps=6, seed=1)["x"]
+    batch = model.prepare(x=x[:, :4])
+    later = x[:, 4:].transpose(0, 1)
+    whole, past = continued(model.graph, batch, 2, {"x": later})
+    found = run(model, whole, k, past=past)
+    exact = exact_with_gaps(model, x) - exact_with_gaps(model, x[:, :4])
+    assert (found.increments[4:].sum(0) - exact).abs() < 0.1
+
+
+def test_given_inputs_of_the_future():
+    """p and q read an input; beyond each row's end it is that row's own future input."""
+    model = build(
+        {
+            "z[t] | z[t-1], u[t]": Normal(1, net=linear(), scale=1e-3),
+            "x[t] | z[t]": Normal(1, net=linear(), scale=1e-3),
+        },
+        {"b[t] | b[t+1], x[t]": LSTM(3), "z[t] | z[t-1], b[t], u[t]": Normal(net=linear())},
+        given={"u": 1},
+    )
+    drawn = model.sample(2, steps=6, u=torch.randn(2, 6, 1, dtype=torch.float64), seed=0)
+    u = torch.randn(2, 6, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = model.prepare(x=drawn["x"][:, :4], u=u[:, :4], lengths=[4, 2])
+    future = torch.stack([u[0, 4:6], u[1, 2:4]], 1)
+    whole, past = continued(model.graph, batch, 2, {"u": future})
+    assert torch.equal(whole["u"][:6, 0], u[0])
+    assert torch.equal(whole["u"][:4, 1], u[1, :4])
+    assert (whole["u"][4:, 1] == 0).all()
+    found = run(model, whole, 50, past=past)
+    z = found.history["z"][:, :, 0, :, 0]
+    weights = model.factors["p(z[t]|z[t-1], u[t])"].net.blocks.weights
+    a, b = (weights[name].item() for name in ("z[t-1]", "u[t]"))
+    bias = model.factors["p(z[t]|z[t-1], u[t])"].net.blocks.bias[0].item()
+    for row, length in enumerate((4, 2)):
+        for t in (length, length + 1):
+            source = z[t - 1, :, row]
+            if found.ancestors is not None:
+                source = source.gather(0, found.ancestors[t - 1, :, row])
+            expected = a * source + b * whole["u"][t, row, 0] + bias
+            assert (z[t, :, row] - expected).abs().max() < 0.01
+    with pytest.raises(ValueError, match="u is given at every step: pass its values"):
+        continued(model.graph, batch, 2)
+
+
+def test_the_continuation_does_not_change_the_past():
+    """A backward recurrence of q reads the data of the past only."""
+    model = build(
+        {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Normal(2)},
+        {"b[t] | b[t+1], x[t]": LSTM(4), "z[t] | z[t-1], b[t]": Normal()},
+    )
+    x = model.sample(3, steps=5, seed=0)["x"]
+    batch = model.prepare(x=x, lengths=[5, 2, 4])
+    whole, past = continued(model.graph, batch, 3)
+    alone, both = run(model, batch, 30, record=("z",)), run(model, whole, 30, past=past)
+    assert torch.equal(alone.history["z"][0], both.history["z"][0])
+    torch.testing.assert_close(alone.increments[0], both.increments[0])
+
+
+# Recording ----------------------------------------------------------------------------------------
+
+
+def test_lines_of_particles_are_draws_given_all_data():
+    """Smoothed means along the ancestral lines, against the joint Gaussian."""
+    model, steps = autoregression(), 5
+    x = model.sample(2, steps=steps, seed=2)["x"]
+    found = run(model, model.prepare(x=x), 20_000)
+    assert found.resampled.min() > 0
+    assert torch.equal(found.paths("x")[:, 0], x.transpose(0, 1))
+    z, joint = found.paths("z")[..., 0], covariance(model, steps)
+    here = np.arange(0, 3 * steps, 3)
+    known = np.setdiff1d(np.arange(3 * steps), here)
+    gain = joint[np.ix_(here, known)] @ np.linalg.inv(joint[np.ix_(known, known)])
+    for row in range(2):
+        mean = gain @ x[row].numpy().reshape(-1)
+        ours = (found.log_weights[:, row].exp() * z[:, :, row]).sum(-1)
+        assert np.abs(ours.numpy() - mean).max() < 0.05
+    with pytest.raises(ValueError, match=r"recorded z, x\. Run it with record=\('h',\)"):
+        found.paths("h")
+
+
+def test_a_filter_of_finite_latents_records_probabilities():
+    """Filtered probabilities of a chain against the forward algorithm."""
+    model = build(
+        {"s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": Bernoulli(6)},
+        {"s[t] | s[t-1], x[t]": OneHot()},
+    )
+    x = model.sample(1, steps=4, seed=0)["x"]
+    found = run(model, model.prepare(x=x), 20_000, record=("s",))
+    assert found.weights_then is not None
+    ours = (found.weights_then.exp()[:, :, None, :, None] * found.history["s"]).sum(1)[:, 0, 0]
+    eye = torch.eye(3, dtype=torch.float64)
+    belief = None
+    for t in range(4):
+        log_p = torch.stack(
+            [
+                torch.stack(
+                    [
+                        model.log_prob(
+                            s=torch.stack([*([before] * t), value])[None, : t + 1],
+                            x=x[:, : t + 1],
+                        )[0]
+                        - (model.log_prob(s=before.expand(1, t, 3), x=x[:, :t])[0] if t else 0.0)
+                        for value in eye
+                    ]
+                )
+                for before in (eye if t else eye[:1])
+            ]
+        )
+        joint = log_p.exp() if belief is None else belief[:, None] * log_p.exp()
+        belief = joint.sum(0) / joint.sum()
+        assert (ours[t] - belief).abs().max() < 0.02
+
+
+# Resampling ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [systematic, multinomial])
+def test_children_are_in_proportion_to_weights(scheme):
+    torch.manual_seed(0)
+    k, n = 6, 40_000
+    log_w, _ = normalised(torch.randn(k, 1, dtype=torch.float64).expand(k, n))
+    uniform = torch.rand(n if scheme is systematic else (k, n), dtype=torch.float64)
+    children = torch.nn.functional.one_hot(scheme(log_w, uniform), k).sum(0).double()
+    expected = k * log_w[:, 0].exp()
+    # six means within 4.5 standard errors: one seed in 20,000 fails
+    assert (
+        (children.mean(0) - expected).abs() < 4.5 * (children.std(0) / n**0.5).clamp_min(1e-9)
+    ).all()
+    if scheme is systematic:
+        assert ((children >= expected.floor()) & (children <= expected.ceil())).all()
+
+
+def test_an_even_share_keeps_every_particle():
+    log_w = torch.full((8, 3), -math.log(8), dtype=torch.float64)
+    index = systematic(log_w, torch.full((3,), 0.5, dtype=torch.float64))
+    assert torch.equal(index, torch.arange(8)[:, None].expand(8, 3))
+    assert torch.allclose(effective_sample_size(log_w), torch.full((3,), 8.0).double())
+
+
+def test_what_p_must_draw(gappy):
+    model, x = gappy
+    batch = model.prepare(x=x, gaps=True)
+    assert completed(model.graph, batch) == {"x"}
+    assert completed(model.graph, model.prepare(x=x[3:])) == frozenset()
+    assert completed(model.graph, model.prepare(x=x[3:]), ahead=True) == {"x"}
