@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import STEPS, mask_of
 from aevb.evidence.filtering import Filter
@@ -21,7 +20,7 @@ from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
 from aevb.evidence.linear_gaussian import LinearGaussian, why_not_linear_gaussian
 from aevb.evidence.missing_patterns import parts
-from aevb.evidence.structure import Axes, NotExactError, Structure
+from aevb.evidence.structure import Axes, NotExactError, Structure, structure_of
 
 INTEGRAL = "∫"  # the name of the term that holds the integral over the Gaussian unknowns
 AT_ONCE = 2**24  # elements per tensor above which rows are processed in parts
@@ -52,7 +51,7 @@ def exact_evidence(
     if torch.is_grad_enabled() and why_not_linear_gaussian(model) is None:
         value = LinearGaussian(model, batch, torch.float64).log_evidence()
     else:
-        structure = structure or Structure(model, split_latents(model.graph, batch)[0])
+        structure = structure or structure_of(model, batch)
         steps = model._extent(batch)[1]
         rows = max(
             1, AT_ONCE // (_numbers_per_row(structure, batch) * (steps if structure.carried else 1))

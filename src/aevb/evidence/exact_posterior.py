@@ -24,7 +24,7 @@ from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.missing_patterns import parts
 from aevb.evidence.smoothing import Smoother
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import Structure, structure_of
 from aevb.runtime.seeding import generator
 
 
@@ -81,7 +81,10 @@ class Unknowns:
             *(name for name in self.graph.latents if name in structure.gaussian),
             *(name for name in hidden if name in structure.linked),
         ]
-        self.others = [name for name in hidden if name not in structure.linked]
+        self.finite = [name for name in hidden if name in structure.discrete]
+        self.others = [
+            name for name in hidden if name not in (*structure.linked, *structure.discrete)
+        ]
 
     def _parts(
         self, batch: Mapping[str, Tensor], samples: int = 1
@@ -140,6 +143,9 @@ class Unknowns:
             for name in self.structure.discrete
         }
         components = {name: self._observed(tables, name, weights[name], n) for name in self.others}
+        components |= {
+            name: of_values(probs[name], table_of(self.model, name)) for name in self.finite
+        }
         if integral is not None and self.gaussian:
             smoother = Smoother(integral, tables.slots, tables.sizes, self.gaussian)
             means, covariances = smoother.means(), smoother.covariances()
@@ -197,7 +203,7 @@ class Unknowns:
         if not self.structure.discrete:
             return self._draw_gaussian(batch, samples)
         found = self._draw_discrete(batch, samples, index)
-        if not any(name in self.structure.gaussian for name in self.graph.latents):
+        if not self.structure.gaussian:
             return found
         # Each draw of the discrete latents becomes a row in which they are known.
         known = {
@@ -209,12 +215,8 @@ class Unknowns:
             for key, value in batch.items()
             if variable_of(key) not in known
         }
-        clamped = frozenset(
-            name
-            for name in self.graph.latents
-            if name in known or (name in batch and mask_of(name) not in batch)
-        )
-        drawn = Unknowns(self.model, Structure(self.model, clamped), repeated | known).draw(1)
+        whole = repeated | known
+        drawn = Unknowns(self.model, structure_of(self.model, whole), whole).draw(1)
         return found | {
             name: value[0].unflatten(-2, (samples, -1)).transpose(0, 1)
             for name, value in drawn.items()
@@ -222,7 +224,11 @@ class Unknowns:
 
     def _draw_gaussian(self, batch: Mapping[str, Tensor], samples: int) -> dict[str, Tensor]:
         tables = Tables(self.model, self.structure, batch)
-        names = [name for name in self.graph.latents if name in self.structure.gaussian]
+        names = [
+            name
+            for name in (*self.graph.latents, *self.graph.observed)
+            if name in self.structure.gaussian
+        ]
         return Smoother(Filter(self.model, tables, batch), tables.slots, tables.sizes, names).draw(
             samples
         )
@@ -327,6 +333,23 @@ def _normalised(weight: Tensor) -> Tensor:
     """Normalise weights to sum to one; uniform weights at padded steps."""
     total = weight.sum(-1, keepdim=True)
     return torch.where(total > 0, weight / total, 1 / weight.shape[-1])
+
+
+def table_of(model: DeclaredModel, name: str) -> Tensor:
+    """Return the values of a finite variable, [C, d]."""
+    factor = model.factors[model.graph.rule("p", name).id]
+    assert isinstance(factor, Factor)
+    return factor.table()
+
+
+def of_values(probs: Tensor, table: Tensor) -> Components:
+    """Return the moments of a finite variable with these probabilities of its values, [N, T, C]."""
+    table = table.to(probs.dtype)
+    mean = probs @ table
+    variance = probs @ table.square() - mean.square()
+    return Components(
+        torch.ones_like(mean[..., :1]), mean.unsqueeze(-2), variance.unsqueeze(-2)
+    )
 
 
 def _count(structure: Structure, name: str) -> int:

@@ -17,13 +17,12 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from aevb.declare.conditionals import Factor
 from aevb.declare.graph import Graph
 from aevb.derive.axes import expand_axis, over_time, size, swap
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
 from aevb.evidence.exact import AT_ONCE, Term, discrete_terms, integral_term
-from aevb.evidence.exact_posterior import Components, Marginals
+from aevb.evidence.exact_posterior import Components, Marginals, of_values, table_of
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
@@ -114,18 +113,8 @@ class _Rows:
         components = {name: self._gaussian(name) for name in self.whole.gaussian}
         components |= {name: self._observed(name) for name in self.whole.others}
         for name in self.whole.finite:
-            table = self._table(name).double()
-            mean = probs[name] @ table
-            variance = probs[name] @ table.square() - mean.square()
-            components[name] = Components(
-                torch.ones_like(mean[..., :1]), mean.unsqueeze(-2), variance.unsqueeze(-2)
-            )
+            components[name] = of_values(probs[name], table_of(self.whole.model, name))
         return Marginals(probs, components)
-
-    def _table(self, name: str) -> Tensor:
-        factor = self.whole.model.factors[self.graph.rule("p", name).id]
-        assert isinstance(factor, Factor)
-        return factor.table()
 
     # Gaussian unknowns ----------------------------------------------------------------------------
 

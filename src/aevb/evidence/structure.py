@@ -15,6 +15,7 @@ of some). The evidence is exact if
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,12 @@ from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
 from aevb.declare.notation import Ref
 from aevb.derive.plan import LIMIT
+from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.keys import mask_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 # The step at which a discrete latent is read: an offset (0 for a static one), "first" or "last".
@@ -269,6 +272,18 @@ class Structure:
         −1, +1, "first" or "last"; 0 if there is none.
         """
         return next((place for latent, place in axes if self.graph.timed[latent] and place), 0)
+
+
+def structure_of(model: DeclaredModel, batch: Mapping[str, Tensor]) -> Structure:
+    """Return the unknowns of a batch: latents, and observed variables with gaps that p reads.
+
+    Raises :class:`NotExactError` with the reason if the evidence is not exact.
+    """
+    graph = model.graph
+    hidden = frozenset(
+        name for name in graph.observed if mask_of(name) in batch and graph.is_read_by_p(name)
+    )
+    return Structure(model, split_latents(graph, batch)[0], hidden)
 
 
 def _text(place: Place) -> str:

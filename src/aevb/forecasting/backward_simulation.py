@@ -18,6 +18,7 @@ from aevb.declare.evaluation_order import schedule
 from aevb.declare.graph import Graph
 from aevb.derive.axes import over_time
 from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.particle_filter import Filtered
@@ -38,9 +39,8 @@ def why_not_markov(model: DeclaredModel, batch: Mapping[str, Tensor]) -> str | N
     static = next((name for name in unknown if not graph.timed[name]), None)
     if static is not None:
         return f"the latent {static} has no time axis"
-    filled = next((name for name in graph.observed if _is_filled(graph, batch, name)), None)
-    if filled is not None:
-        return f"p reads {filled}, which has missing entries"
+    for name in sorted(completed(graph, batch)):
+        return f"p reads {name}, which has missing entries"
     for name in _functions(graph, unknown):
         if isinstance(model.factors[graph.rule("p", name).id], Recurrence):
             return f"{name} is a recurrence that remembers latents"
@@ -58,16 +58,6 @@ def why_not_markov(model: DeclaredModel, batch: Mapping[str, Tensor]) -> str | N
                 if lags and ref.at == "first":
                     return f'"{entry.key}" reads {ref}, the first step'
     return None
-
-
-def _is_filled(graph: Graph, batch: Mapping[str, Tensor], name: str) -> bool:
-    """Return whether particles fill the missing entries of an observed variable."""
-    return mask_of(name) in batch and any(
-        ref.name == name
-        for entry in graph.entries()
-        if entry.side == "p"
-        for ref in entry.key.parents
-    )
 
 
 def _functions(graph: Graph, unknown: Sequence[str]) -> list[str]:

@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.batch import Batch
+from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.methods import why_not_filtered
-from aevb.evidence.structure import NotExactError, Structure
+from aevb.evidence.structure import NotExactError, structure_of
 from aevb.forecasting.beliefs import Beliefs, beliefs_of
-from aevb.forecasting.exact import exact_forecast, structure_of
+from aevb.forecasting.exact import exact_forecast
 from aevb.forecasting.forecast import Forecast
-from aevb.forecasting.particles import filtered_by_particles, forecast_by_particles
-from aevb.forecasting.particles import smoothed_by_particles
+from aevb.forecasting.particles import (
+    filtered_by_particles,
+    forecast_by_particles,
+    score_by_particles,
+    smoothed_by_particles,
+)
 from aevb.forecasting.request import check_sequences, past_of, prepared
 from aevb.forecasting.sampled import forecast_by_q, q_reads_later
 from aevb.posterior import ExactPosterior, Posterior, UntaughtError, why_not_q
@@ -45,19 +50,13 @@ def forecast_of(
     past = past_of(model, steps, given, lengths, data)
     teaching.warn_of_other_units(model, past.batch)
 
-    def exactly() -> str | None:
-        try:
-            structure_of(past, past.extended)
-        except NotExactError as reason:
-            return str(reason)
-        return None
-
-    chosen, why = _chosen(model, teaching, past.batch, method, exactly())
+    inexact = _why_not_exact(model, past.extended)
+    chosen, why = _chosen(model, teaching, past.batch, method, inexact)
     if chosen == "exact":
         return exact_forecast(past, samples, seed, why, draws=draws)
     if chosen == "particles":
         return forecast_by_particles(past, samples, seed, why)
-    return forecast_by_q(past, samples, seed, why)
+    return forecast_by_q(past, samples, seed, why, score_by_particles)
 
 
 def filter_of(
@@ -134,7 +133,7 @@ def _check(method: str, samples: Any) -> None:
 
 def _why_not_exact(model: DeclaredModel, batch: Batch) -> str | None:
     try:
-        Structure(model, split_latents(model.graph, batch)[0])
+        structure_of(model, batch)
     except NotExactError as reason:
         return str(reason)
     return None
@@ -149,7 +148,7 @@ def _chosen(
 
     Raises ValueError if the method does not apply, with one that does.
     """
-    filtered = why_not_filtered(model)
+    filtered = why_not_filtered(model, completed(model.graph, batch))
     if method == "exact" and inexact is not None:
         other = "q" if filtered else "particles"
         raise ValueError(

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aevb.estimate.batch import Batch, public, split_latents
+from aevb.estimate.batch import public
 from aevb.estimate.keys import mask_of
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Components
 from aevb.evidence.forward_pass import ForwardPass
 from aevb.evidence.result import Evidence
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import structure_of
 from aevb.forecasting.continuation import continued
 from aevb.forecasting.forecast import Forecast, stderr_free
 from aevb.forecasting.request import Past
@@ -30,7 +30,7 @@ def exact_forecast(
     Raises :class:`NotExactError`, with the reason, for a model without an exact forecast.
     """
     model, graph = past.model, past.model.graph
-    structure = structure_of(past, past.extended)
+    structure = structure_of(model, past.extended)
     with model._evaluating(None):
         marginals = ForwardPass(model, structure, past.extended, past.names).marginals()
     mean, sd, mixtures, dtype = {}, {}, {}, model._parameter().dtype
@@ -60,21 +60,11 @@ def exact_forecast(
     )
 
 
-def structure_of(past: Past, batch: Batch) -> Structure:
-    """Return the unknowns of a batch, which include observed variables that p reads later."""
-    graph = past.model.graph
-    read = {
-        ref.name for entry in graph.entries() if entry.side == "p" for ref in entry.key.parents
-    }
-    hidden = frozenset(name for name in graph.observed if mask_of(name) in batch and name in read)
-    return Structure(past.model, split_latents(graph, batch)[0], hidden)
-
-
 def _draws(past: Past, samples: int, seed: int | None) -> dict[str, Tensor]:
     """Draw the latents of the past from their posterior, and continue with p."""
     model, graph = past.model, past.model.graph
     posterior = ExactPosterior(model, past.batch, seed=seed)
-    unknown = [name for name in graph.latents if name not in posterior.clamped]
+    unknown = len(posterior.clamped) < len(graph.latents) or posterior.unknowns.structure.gaussian
     with model._evaluating(seed):
         latents = posterior.unknowns.draw(samples) if unknown else {}
         dtype, n = model._parameter().dtype, len(past.lengths)
@@ -82,7 +72,7 @@ def _draws(past: Past, samples: int, seed: int | None) -> dict[str, Tensor]:
             name: past.batch[name].expand(samples, *past.batch[name].shape)
             for name in posterior.clamped
         }
-        drawn = {name: latents[name].to(dtype) for name in unknown} | known
+        drawn = {name: value.to(dtype) for name, value in latents.items()} | known
         for name in posterior.partial & drawn.keys():
             here = past.batch[mask_of(name)]
             drawn[name] = torch.where(here, past.batch[name], drawn[name])
@@ -97,7 +87,7 @@ def _score(past: Past, future: Mapping[str, Any]) -> Evidence:
     model = past.model
     batch = past.with_future(past.future(future, "log_prob"))
     with model._evaluating(None):
-        whole = exact_evidence(model, batch, structure_of(past, batch), torch.float64)
+        whole = exact_evidence(model, batch, dtype=torch.float64)
         before = exact_evidence(model, past.batch, dtype=torch.float64)
     return stderr_free((whole - before).to(model._parameter().dtype))
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from aevb.declare.conditionals import Factor
 from aevb.estimate.batch import Batch, public, split_latents
+from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
-from aevb.estimate.keys import mask_of, real_steps
+from aevb.estimate.keys import real_steps
 from aevb.estimate.particle_filter import Filtered, ParticleFilter
 from aevb.estimate.resampling import systematic
 from aevb.evidence.memory_limit import narrow
@@ -56,18 +57,15 @@ def forecast_by_particles(past: Past, samples: int, seed: int | None, why: str) 
     }
     text = f"{count} particles" + (f"; {why}" if why else "")
     after = None if seed is None else seed ^ 0x5DEECE66D
-    return forecast_from(past, drawn, samples, after, "particles", text)
+    return forecast_from(past, drawn, samples, after, "particles", text, score_by_particles)
 
 
 def drawn_names(model: DeclaredModel, batch: Batch) -> list[str]:
     """Return the variables that particles draw: the latents, and missing data that p reads."""
     graph = model.graph
     clamped, _ = split_latents(graph, batch)
-    read = {
-        ref.name for entry in graph.entries() if entry.side == "p" for ref in entry.key.parents
-    }
-    filled = [name for name in graph.observed if mask_of(name) in batch and name in read]
-    return [*(name for name in graph.latents if name not in clamped), *filled]
+    filled = completed(graph, batch)
+    return [name for name in graph.latents if name not in clamped] + sorted(filled)
 
 
 def _blocks(

@@ -169,7 +169,7 @@ def prepared(model: DeclaredModel, data: Mapping[str, Any], lengths: Any) -> Bat
                     f"{name} has shape {list(shape)}, so there is no past: a row needs at least "
                     f"one step. For draws without a past use model.sample(n, steps=…)."
                 )
-    return model.prepare(lengths=lengths, **data)
+    return model.prepare(lengths=lengths, gaps=True, **data)
 
 
 def _steps(steps: Any) -> int:
@@ -203,7 +203,7 @@ def _given(past: Past, given: Mapping[str, Any] | None) -> Batch:
             raise ValueError(f"given= holds the future of given variables, but {what}.{known}")
     n = len(past.lengths)
     for name in timed:
-        if name not in given and _read_by_p(graph, name):
+        if name not in given and graph.is_read_by_p(name):
             shape = ", ".join(map(str, (n, past.steps, *graph.shapes[name])))
             raise ValueError(
                 f"p is conditioned on {name}[t], so a forecast of {past.steps} steps needs its "
@@ -224,15 +224,6 @@ def _given(past: Past, given: Mapping[str, Any] | None) -> Batch:
         if name not in found
     }
     return found | zeros
-
-
-def _read_by_p(graph: Graph, name: str) -> bool:
-    return any(
-        ref.name == name
-        for entry in graph.entries()
-        if entry.side == "p"
-        for ref in entry.key.parents
-    )
 
 
 def future_of(

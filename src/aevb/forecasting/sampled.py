@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
 from torch import Tensor
 
 from aevb.estimate.batch import Batch, public
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
 from aevb.evidence.methods import why_not_filtered
+from aevb.evidence.result import Evidence
 from aevb.forecasting.continuation import continued
 from aevb.forecasting.forecast import Forecast
-from aevb.forecasting.particles import score_by_particles
 from aevb.forecasting.request import Past
 from aevb.posterior.amortised import Posterior
 
 
-def forecast_by_q(past: Past, samples: int, seed: int | None, why: str) -> Forecast:
+Score = Callable[[Past, Mapping[str, Any], int, int | None], Evidence]
+
+
+def forecast_by_q(
+    past: Past, samples: int, seed: int | None, why: str, score: Score
+) -> Forecast:
     """Draw the latents of the past from q, and the future from p.
 
-    q is not exact, and neither is this forecast: draws are not weighted.
+    q is not exact, and neither is this forecast: draws are not weighted. Its log-density is
+    estimated by ``score``.
     """
     model = past.model
     posterior = Posterior(model, past.batch, samples=samples, seed=seed)
     drawn = posterior.sample(samples)
     internal = {name: as_internal(model, name, value) for name, value in drawn.items()}
-    return forecast_from(past, internal, samples, posterior.next_seed, "q", why)
+    return forecast_from(past, internal, samples, posterior.next_seed, "q", why, score)
 
 
 def as_internal(model: DeclaredModel, name: str, value: Tensor) -> Tensor:
@@ -42,6 +52,7 @@ def forecast_from(
     seed: int | None,
     method: str,
     why: str,
+    score: Score,
 ) -> Forecast:
     """Continue draws of the past's latents, [S, T or 1, N, d], with p."""
     model, graph, n = past.model, past.model.graph, len(past.lengths)
@@ -57,15 +68,18 @@ def forecast_from(
         mean[name], sd[name], draws[name] = (
             public(graph, name, value, n, past.steps) for value in (*moments, part.draws)
         )
-    score = None
+    scored = None
     if why_not_filtered(model) is None:
-
-        def score(future):  # type: ignore[no-untyped-def]
-            return score_by_particles(past, future, samples, seed)
-
+        scored = partial(_scored, past, score, samples, seed)
     return Forecast(
-        mean, sd, draws, past.steps, method, why, past.observed(), past.lengths, {}, score
+        mean, sd, draws, past.steps, method, why, past.observed(), past.lengths, {}, scored
     )
+
+
+def _scored(
+    past: Past, score: Score, samples: int, seed: int | None, future: Mapping[str, Any]
+) -> Evidence:
+    return score(past, future, samples, seed)
 
 
 def known_draws(batch: Batch, name: str, samples: int) -> Tensor:

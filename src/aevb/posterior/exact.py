@@ -19,7 +19,7 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Marginals, Unknowns
-from aevb.evidence.structure import Structure
+from aevb.evidence.structure import structure_of
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.piecewise import Pieces, Point
 
@@ -42,7 +42,7 @@ class ExactPosterior(Posterior):
         why: str = "",
     ) -> None:
         super().__init__(model, batch, samples=samples, seed=seed, why=why)
-        self.unknowns = Unknowns(model, Structure(model, self.clamped), batch)
+        self.unknowns = Unknowns(model, structure_of(model, batch), batch)
 
     @cached_property
     def marginals(self) -> Marginals:
