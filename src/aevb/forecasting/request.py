@@ -15,7 +15,7 @@ from torch import Tensor
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, numbers, pad, prepare, public
 from aevb.estimate.declared_model import DeclaredModel
-from aevb.estimate.keys import STEPS, is_mask, mask_of, real_steps, variable_of
+from aevb.estimate.keys import STEPS, is_mask, mask_of, real_steps
 from aevb.evidence.forward_pass import why_not_forward
 
 
@@ -210,13 +210,6 @@ def _given(past: Past, given: Mapping[str, Any] | None) -> Batch:
                 f"future: given={{{name!r}: …}} of shape [{shape}]."
             )
     found = future_of(past.model, given, n, past.steps, "given")
-    for key in found:
-        if is_mask(key):
-            t, row = (int(i) for i in (~found[key]).nonzero()[0, :2])
-            raise ValueError(
-                f"given: the future of {variable_of(key)} is missing in row {row} at step "
-                f"{t + 1} after the end (NaN, or the label −1). A forecast needs every value."
-            )
     # A variable that only q reads has no part in the future; its values are not needed.
     zeros = {
         name: past.batch[name].new_zeros(past.steps, n, graph.size(name))
@@ -251,27 +244,22 @@ def future_of(
                 f"step{'s' * (steps != 1)} of the forecast."
             )
         full[name] = tensor
-    if not full:
-        return {}
-    return _unchecked_missing(model, full)
+    for name in (name for name in full if name in graph.given):
+        _check_known(name, full[name], graph.size(name))
+    like = model._parameter()
+    return (
+        prepare(graph, full, like=like, need=tuple(full), single=True, gaps=True) if full else {}
+    )
 
 
-def _unchecked_missing(model: DeclaredModel, data: Mapping[str, Tensor]) -> Batch:
-    """Lay out values and masks; a missing entry is allowed here even if p reads the variable."""
-    graph, like, found = model.graph, model._parameter(), Batch()
-    for name, value in data.items():
-        known = ~value.isnan() if value.is_floating_point() else torch.ones_like(value).bool()
-        if value.dim() == 2 and graph.size(name) > 1:
-            known = known & (value != -1)
-            filled = torch.where(known, value, torch.zeros_like(value))
-        else:
-            fill = 0.0 if name in graph.given else graph.rule("p", name).spec.fill
-            filled = torch.where(known, value, torch.full_like(value, fill))
-        part = prepare(graph, {name: filled}, like=like, need=(name,), single=True)
-        value = part[name]
-        mask = known.reshape(*known.shape[:2], -1).transpose(0, 1).to(like.device)
-        mask = mask.expand(value.shape)
-        found[name] = torch.where(mask, value, torch.zeros_like(value))
-        if not bool(mask.all()):
-            found[mask_of(name)] = mask
-    return found
+def _check_known(name: str, value: Tensor, size: int) -> None:
+    """Raise ValueError if the future of a given variable has a missing value."""
+    unknown = value.isnan() if value.is_floating_point() else torch.zeros_like(value).bool()
+    if value.dim() == 2 and size > 1:
+        unknown = unknown | (value == -1)
+    if bool(unknown.any()):
+        row, t = (int(i) for i in unknown.nonzero()[0, :2])
+        raise ValueError(
+            f"given: the future of {name} is missing in row {row} (from 0) at step {t + 1} of the "
+            f"forecast (NaN, or the label −1). A forecast needs every value."
+        )
