@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from exact_models import MODELS
+
 from aevb import Model, Normal, OneHot, linear
+from aevb.evidence.forward_pass import why_not_forward
 
 
 @dataclass(frozen=True)
@@ -65,25 +68,47 @@ class StateSpace:
         start = steps * len(self.F) + len(x) * m
         return self.given(x, np.arange(start, start + ahead * m), steps)
 
+FORWARD = [
+    name
+    for name, build in MODELS.items()
+    if any(build().graph.timed.values()) and why_not_forward(build().graph) is None
+]
+EXACT = [name for name in FORWARD if name != "linear memory, and a network of the past"]
 
-def set_scale(factor, deviations):
-    """Set the learned standard deviations of a factor."""
-    with torch.no_grad():
-        raw = torch.as_tensor(deviations, dtype=torch.float64)
-        factor.vectors["scale"].copy_(raw + torch.log(-torch.expm1(-raw)))
+
+def gain(prior, noise):
+    """The weight of an observation against a prior, both given by standard deviations."""
+    return prior**2 / (prior**2 + noise**2)
+
+
+def spread(prior, noise):
+    """The standard deviation of the posterior that combines them."""
+    return prior * (1 - gain(prior, noise)) ** 0.5
 
 
 def local_level(level=1.3, noise=2.0, start=3.0):
-    """A random walk with noise: its model, and the same as matrices."""
+    """A random walk with noise: its model, with p's posterior of one step as q, and matrices."""
     model = Model(
         {
             "z[0]": Normal(1, scale=start, learned=True),
             "z[t] | z[t-1]": Normal(1, scale=level, net=linear(bias=False)),
             "x[t] | z[t]": Normal(1, scale=noise, net=linear(bias=False)),
         },
-        {"z[t] | x[t]": Normal()},
+        {
+            "z[0] | x[0]": Normal(scale=spread(start, noise), net=linear(bias=False)),
+            "z[t] | z[t-1], x[t]": Normal(scale=spread(level, noise), net=linear(bias=False)),
+        },
     ).double()
-    fill(model, {"z[t] | z[t-1]": [[1.0]], "x[t] | z[t]": [[1.0]]})
+    at_first, after = gain(start, noise), gain(level, noise)
+    fill(
+        model,
+        {
+            "z[t] | z[t-1]": [[1.0]],
+            "x[t] | z[t]": [[1.0]],
+            "z[0] | x[0]": [[at_first]],
+            "z[t] | z[t-1], x[t]": [[1 - after], [after]],
+        },
+    )
     one = np.eye(1)
     return model, StateSpace(one, one * level**2, one, one * noise**2, one * start**2)
 
@@ -98,14 +123,24 @@ def local_trend(level=1.0, slope=0.4, noise=1.5, start=2.0):
             "b[t] | b[t-1]": Normal(1, scale=slope, net=linear(bias=False)),
             "x[t] | l[t]": Normal(1, scale=noise, net=linear(bias=False)),
         },
-        {"l[t] | x[t]": Normal(), "b[t] | x[t]": Normal()},
+        {
+            "l[0] | x[0]": Normal(scale=spread(start, noise), net=linear(bias=False)),
+            "b[0]": Normal(scale=start, learned=True),
+            "l[t] | l[t-1], b[t-1], x[t]": Normal(
+                scale=spread(level, noise), net=linear(bias=False)
+            ),
+            "b[t] | b[t-1]": Normal(scale=slope, net=linear(bias=False)),
+        },
     ).double()
+    after = gain(level, noise)
     fill(
         model,
         {
             "l[t] | l[t-1], b[t-1]": [[1.0], [1.0]],
             "b[t] | b[t-1]": [[1.0]],
             "x[t] | l[t]": [[1.0]],
+            "l[0] | x[0]": [[gain(start, noise)]],
+            "l[t] | l[t-1], b[t-1], x[t]": [[1 - after], [1 - after], [after]],
         },
     )
     return model, StateSpace(
@@ -148,12 +183,11 @@ def autoregression(a=0.6, b=0.3, shock=1.0, noise=0.5, start=1.5):
 
 def fill(model, weights):
     """Set the weights of linear factors, one number per parent, by their keys."""
-    entries = {str(entry.key): entry for entry in model.graph.entries() if entry.side == "p"}
     with torch.no_grad():
-        for key, rows in weights.items():
-            blocks = model.factors[entries[key].id].net.blocks
-            for ref, row in zip(entries[key].key.parents, rows, strict=True):
-                blocks.weights[str(ref)].copy_(torch.tensor([row], dtype=torch.float64))
+        for entry in model.graph.entries():
+            for ref, row in zip(entry.key.parents, weights.get(str(entry.key), ())):
+                value = torch.tensor([row], dtype=torch.float64)
+                model.factors[entry.id].net.blocks.weights[str(ref)].copy_(value)
 
 
 def hidden_markov():
@@ -165,11 +199,15 @@ def hidden_markov():
             "s[t] | s[t-1]": OneHot(3),
             "x[t] | s[t]": Normal(1, scale="learned"),
         },
-        {"s[t] | x[t]": OneHot()},
+        {"s[0]": OneHot(learned=True), "s[t] | s[t-1]": OneHot()},
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 1)
+    for entry in model.graph.entries():
+        if entry.side == "q":  # q is p's own transition
+            twin = model.graph.p[entry.key.name][entry.key.at]
+            model.factors[entry.id].load_state_dict(model.factors[twin.id].state_dict())
     return model
 
 
@@ -186,7 +224,11 @@ class Paths:
     def of(cls, model):
         eye, factors, graph = torch.eye(3).double(), model.factors, model.graph
         with torch.no_grad():
-            rules = {str(entry.key): factors[entry.id] for entry in graph.entries()}
+            rules = {
+                str(entry.key): factors[entry.id]
+                for entry in graph.entries()
+                if entry.side == "p"
+            }
             start = rules["s[0]"].distribution(rules["s[0]"]({})).probs.reshape(-1)
             move = rules["s[t] | s[t-1]"]
             move = move.distribution(move({"s[t-1]": eye})).probs
@@ -207,3 +249,16 @@ class Paths:
                 logs = logs - 0.5 * z**2 - np.log(self.sd[paths[:, t]] * math.sqrt(2 * math.pi))
         evidence = np.logaddexp.reduce(logs)
         return paths, np.exp(logs - evidence), evidence
+
+
+def series(steps=9, holes=True):
+    """A random walk, [steps, 1], with two missing steps."""
+    x = np.random.default_rng(0).normal(size=(steps, 1)).cumsum(0)
+    if holes:
+        x[[0, 4]] = np.nan
+    return x
+
+
+def close(a, b, **tolerance):
+    """Assert that numbers are equal up to rounding."""
+    np.testing.assert_allclose(np.asarray(a), b, **({"rtol": 1e-9, "atol": 1e-9} | tolerance))

@@ -8,35 +8,22 @@ import torch
 from exact_models import LENGTHS, MODELS, N, T, data_of, holed
 from scipy.stats import multivariate_normal, norm
 from series_models import (
+    EXACT,
     Paths,
     autoregression,
+    close,
+    fill,
     hidden_markov,
     local_level,
     local_trend,
+    series,
 )
 
-from aevb.evidence.forward_pass import why_not_forward
+from aevb import Model, Normal, linear
+
 
 SERIES = {"level": local_level, "trend": local_trend, "autoregression": autoregression}
 AHEAD = 4
-FORWARD = [
-    name
-    for name, build in MODELS.items()
-    if any(build().graph.timed.values()) and why_not_forward(build().graph) is None
-]
-EXACT = [name for name in FORWARD if name != "linear memory, and a network of the past"]
-
-
-def series(steps=9, holes=True):
-    x = np.random.default_rng(0).normal(size=(steps, 1)).cumsum(0)
-    if holes:
-        x[[0, 4]] = np.nan
-    return x
-
-
-def close(a, b, **tolerance):
-    np.testing.assert_allclose(np.asarray(a), b, **({"rtol": 1e-9, "atol": 1e-9} | tolerance))
-
 
 @pytest.mark.parametrize("name", SERIES)
 @pytest.mark.parametrize("holes", [False, True])
@@ -195,10 +182,6 @@ def test_moments_are_those_of_the_draws(name):
 
 def test_gaps_that_p_reads_are_marginalised():
     """p reads its own past; a gap is an unknown, which the joint Gaussian integrates out."""
-    from series_models import fill
-
-    from aevb import Model, Normal, linear
-
     model = Model(
         {
             "z[t]": Normal(1),

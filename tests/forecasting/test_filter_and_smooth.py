@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 import torch
 from exact_models import LENGTHS, MODELS, N, T, data_of, holed
-from series_models import Paths, autoregression, hidden_markov, local_level, local_trend
-from test_exact_forecast import EXACT, FORWARD, close, series
+from series_models import (
+    EXACT,
+    FORWARD,
+    Paths,
+    autoregression,
+    close,
+    hidden_markov,
+    local_level,
+    local_trend,
+    series,
+)
 
 from aevb.evidence.structure import NotExactError, Structure
 

@@ -37,6 +37,7 @@ class Beliefs:
     lengths: Tensor  # the number of steps of each row
     samples: int = 0
     draws: dict[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # reasons not to trust the numbers
     _posterior: Posterior | None = None
 
     def __getitem__(self, name: str) -> td.Distribution:
@@ -72,7 +73,7 @@ class Beliefs:
                 lines.append(f"  {name}, row {row}: {'; '.join(parts)}")
         if n > SHOWN:
             lines.append(f"  … and {n - SHOWN} more rows")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     def _at(self, name: str, place: tuple[int, ...], step: str) -> str:
         if name in self.probs:

@@ -53,6 +53,7 @@ def exact_forecast(
         past.steps,
         "exact",
         why,
+        (),
         past.observed(),
         past.lengths,
         mixtures,

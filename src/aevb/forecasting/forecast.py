@@ -24,7 +24,8 @@ class Forecast:
     ``mean`` and ``sd`` are [N, steps, *shape] by variable. ``draws`` are joint draws of all
     variables and steps, [S, N, steps, *shape]. ``method`` is "exact", "particles" or "q", and
     ``why`` says why it was chosen. Mean and standard deviation of an exact forecast are exact;
-    otherwise they are averages over the draws of the latents.
+    otherwise they are averages over the draws of the latents. ``notes`` are reasons not to trust
+    the numbers.
     """
 
     mean: dict[str, Tensor]
@@ -33,6 +34,7 @@ class Forecast:
     steps: int
     method: str
     why: str
+    notes: tuple[str, ...]
     past: dict[str, Tensor] = field(repr=False)  # [N, T, *shape], NaN where unknown
     lengths: Tensor = field(repr=False)  # the number of steps of each row's past
     # Exact mixtures of normals, [N, steps, K, d]; empty for other families and methods.
@@ -138,7 +140,7 @@ class Forecast:
                 lines.append(f"  {name}, row {row}{entry}: {'; '.join(parts)}")
         if n > SHOWN:
             lines.append(f"  … and {n - SHOWN} more rows")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.notes])
 
     def _how(self) -> str:
         draws = f"{self.samples} draws"

@@ -30,6 +30,7 @@ from aevb.forecasting.request import Past
 from aevb.forecasting.sampled import forecast_from
 from aevb.runtime.seeding import generator
 
+FEW = 0.02  # share of the particles; a note says if fewer count at some step
 LEAST = 1000  # particles of a filter; more if more draws are asked for
 REPEATS = 16  # filters that give the standard error of a score
 AT_ONCE = 2**26  # numbers that a filter may record at once
@@ -46,8 +47,10 @@ def forecast_by_particles(past: Past, samples: int, seed: int | None, why: str) 
     with model._evaluating(seed):
         count, names = particle_count(samples), drawn_names(model, past.batch)
         parts: dict[str, list[Tensor]] = {name: [] for name in names}
+        ess = []
         for block in _blocks(model, past.batch, count, names):
             run = ParticleFilter.of(model, block, count).run(record=names)
+            ess.append(run.ess)
             chosen = draw_ancestors(run.log_weights, samples)
             for name in names:
                 parts[name].append(_lines(run, name, chosen))
@@ -57,7 +60,24 @@ def forecast_by_particles(past: Past, samples: int, seed: int | None, why: str) 
     }
     text = f"{count} particles" + (f"; {why}" if why else "")
     after = None if seed is None else seed ^ 0x5DEECE66D
-    return forecast_from(past, drawn, samples, after, "particles", text, score_by_particles)
+    notes = degenerate(torch.cat(ess), count)
+    return forecast_from(past, drawn, samples, after, "particles", text, score_by_particles, notes)
+
+
+def degenerate(ess: Tensor, count: int) -> tuple[str, ...]:
+    """Return a note if few particles count at some step of some rows; ``ess`` is the lowest, [N].
+
+    The lines of such rows then go through a few particles only.
+    """
+    rows = int((ess < FEW * count).sum())
+    if not rows:
+        return ()
+    which = "1 row has" if rows == 1 else f"{rows} of {len(ess)} rows have"
+    return (
+        f"{which} a step at which only {float(ess.min()):.1f} of {count} particles count "
+        f"(effective sample size), so that moments and intervals are unreliable: train q longer, "
+        f"or raise samples.",
+    )
 
 
 def drawn_names(model: DeclaredModel, batch: Batch) -> list[str]:
@@ -140,17 +160,19 @@ def filtered_by_particles(
     count = particle_count(samples)
     names = [name for name in drawn_names(model, batch) if name in model.graph.latents]
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    weights = []
+    weights, ess = [], []
     with model._evaluating(seed):
         for block in _blocks(model, batch, count, names):
             run = ParticleFilter.of(model, block, count).run(record=names)
+            ess.append(run.ess)
             assert run.weights_then is not None
             weights.append(run.weights_then)
             for name in names:
                 parts[name].append(run.history[name][:, :, 0].transpose(0, 1))
     weight = torch.cat(weights, -1).exp().transpose(0, 1)  # [K, T, N]
     values = {name: torch.cat(each, -2) for name, each in parts.items()}
-    return _beliefs(model, batch, values, weight, True, why, count, {})
+    notes = degenerate(torch.cat(ess), count)
+    return _beliefs(model, batch, values, weight, True, why, count, {}, notes)
 
 
 def smoothed_by_particles(
@@ -161,9 +183,11 @@ def smoothed_by_particles(
     names = drawn_names(model, batch)
     reason = why_not_markov(model, batch)
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
+    ess = []
     with model._evaluating(seed):
         for block in _blocks(model, batch, count, names):
             run = ParticleFilter.of(model, block, count).run(record=names)
+            ess.append(run.ess)
             chosen = draw_ancestors(run.log_weights, samples)
             if reason is None:
                 drawn = simulated(model, block, run, names, chosen)
@@ -188,9 +212,8 @@ def smoothed_by_particles(
         name: _ended(batch, graph.timed[name], public(graph, name, value, n, steps))
         for name, value in values.items()
     }
-    return _beliefs(
-        model, batch, values, weight, False, f"{how}; {why}" if why else how, count, draws
-    )
+    text, notes = f"{how}; {why}" if why else how, degenerate(torch.cat(ess), count)
+    return _beliefs(model, batch, values, weight, False, text, count, draws, notes)
 
 
 def _ended(batch: Batch, timed: bool, value: Tensor) -> Tensor:
@@ -212,6 +235,7 @@ def _beliefs(
     why: str,
     count: int,
     draws: dict[str, Tensor],
+    notes: tuple[str, ...],
 ) -> Beliefs:
     """Return weighted moments of values [K, T or 1, N, d], with weights [K, T or 1, N or 1]."""
     graph, n = model.graph, model._extent(batch)[0]
@@ -242,4 +266,4 @@ def _beliefs(
         if real is None
         else real.squeeze(-1).sum(0).expand(n)
     )
-    return Beliefs(mean, sd, probs, filtered, "particles", why, lengths, count, draws)
+    return Beliefs(mean, sd, probs, filtered, "particles", why, lengths, count, draws, notes)

@@ -53,6 +53,7 @@ def forecast_from(
     method: str,
     why: str,
     score: Score,
+    notes: tuple[str, ...] = (),
 ) -> Forecast:
     """Continue draws of the past's latents, [S, T or 1, N, d], with p."""
     model, graph, n = past.model, past.model.graph, len(past.lengths)
@@ -72,7 +73,7 @@ def forecast_from(
     if why_not_filtered(model) is None:
         scored = partial(_scored, past, score, samples, seed)
     return Forecast(
-        mean, sd, draws, past.steps, method, why, past.observed(), past.lengths, {}, scored
+        mean, sd, draws, past.steps, method, why, notes, past.observed(), past.lengths, {}, scored
     )
 
 
