@@ -5,7 +5,26 @@ particles and q. ``forecast.py`` and ``beliefs.py`` hold the results, ``picture.
 """
 
 from aevb.forecasting.beliefs import Beliefs
-from aevb.forecasting.choice import filter_of, forecast_of, smooth_of
+from aevb.forecasting.choice import (
+    filter_batch,
+    filter_of,
+    forecast_of,
+    forecast_past,
+    smooth_batch,
+    smooth_of,
+)
 from aevb.forecasting.forecast import Forecast
+from aevb.forecasting.request import check_continuable, past_of_batch
 
-__all__ = ["Beliefs", "Forecast", "filter_of", "forecast_of", "smooth_of"]
+__all__ = [
+    "Beliefs",
+    "Forecast",
+    "check_continuable",
+    "filter_batch",
+    "filter_of",
+    "forecast_of",
+    "forecast_past",
+    "past_of_batch",
+    "smooth_batch",
+    "smooth_of",
+]

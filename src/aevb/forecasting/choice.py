@@ -20,7 +20,7 @@ from aevb.forecasting.particles import (
     score_by_particles,
     smoothed_by_particles,
 )
-from aevb.forecasting.request import check_sequences, past_of, prepared
+from aevb.forecasting.request import Past, check_sequences, past_of, prepared
 from aevb.forecasting.sampled import forecast_by_q, q_reads_later
 from aevb.posterior import ExactPosterior, Posterior, UntaughtError, why_not_q
 from aevb.posterior.filtered import FilteredPosterior
@@ -40,16 +40,28 @@ def forecast_of(
     method: str,
     seed: int | None,
     lengths: Any,
+) -> Forecast:
+    """Return the forecast of the observed variables; see :meth:`aevb.Model.forecast`."""
+    check_method(method, samples)
+    past = past_of(model, steps, given, lengths, data)
+    return forecast_past(model, teaching, past, samples=samples, method=method, seed=seed)
+
+
+def forecast_past(
+    model: DeclaredModel,
+    teaching: Teaching,
+    past: Past,
+    *,
+    samples: int,
+    method: str,
+    seed: int | None,
     draws: bool = True,
 ) -> Forecast:
-    """Return the forecast of the observed variables; see :meth:`aevb.Model.forecast`.
+    """Return the forecast after the end of a past.
 
-    ``draws=False`` leaves the draws of an exact forecast out.
+    ``draws=False`` leaves the draws out where all quantiles are exact.
     """
-    _check(method, samples)
-    past = past_of(model, steps, given, lengths, data)
     teaching.warn_of_other_units(model, past.batch)
-
     inexact = _why_not_exact(model, past.extended)
     chosen, why = _chosen(model, teaching, past.batch, method, inexact)
     if chosen == "exact":
@@ -70,9 +82,22 @@ def filter_of(
     lengths: Any,
 ) -> Beliefs:
     """Return p(latents of step t | data up to t); see :meth:`aevb.Model.filter`."""
-    _check(method, samples)
+    check_method(method, samples)
     check_sequences(model.graph, "filter")
     batch = prepared(model, data, lengths)
+    return filter_batch(model, teaching, batch, samples=samples, method=method, seed=seed)
+
+
+def filter_batch(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    *,
+    samples: int,
+    method: str,
+    seed: int | None,
+) -> Beliefs:
+    """Return the filter of prepared rows."""
     teaching.warn_of_other_units(model, batch)
     if method == "q":
         if (reason := q_reads_later(model)) is not None:
@@ -108,9 +133,22 @@ def smooth_of(
     lengths: Any,
 ) -> Beliefs:
     """Return p(latents of step t | all data); see :meth:`aevb.Model.smooth`."""
-    _check(method, samples)
+    check_method(method, samples)
     check_sequences(model.graph, "smooth")
     batch = prepared(model, data, lengths)
+    return smooth_batch(model, teaching, batch, samples=samples, method=method, seed=seed)
+
+
+def smooth_batch(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    *,
+    samples: int,
+    method: str,
+    seed: int | None,
+) -> Beliefs:
+    """Return the smoother of prepared rows."""
     teaching.warn_of_other_units(model, batch)
     chosen, why = _chosen(model, teaching, batch, method, _why_not_exact(model, batch))
     if chosen == "exact":
@@ -121,7 +159,7 @@ def smooth_of(
     return smoothed_by_particles(model, batch, samples, seed, why)
 
 
-def _check(method: str, samples: Any) -> None:
+def check_method(method: str, samples: Any) -> None:
     if method not in METHODS:
         raise ValueError(f'method is "auto", "exact", "particles" or "q", got {method!r}.')
     if isinstance(samples, bool) or not isinstance(samples, Integral) or samples < 1:

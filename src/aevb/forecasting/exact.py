@@ -25,7 +25,9 @@ from aevb.posterior.exact import ExactPosterior
 def exact_forecast(
     past: Past, samples: int, seed: int | None, why: str, *, draws: bool = True
 ) -> Forecast:
-    """Return the exact forecast, with ``samples`` joint draws unless ``draws=False``.
+    """Return the exact forecast, with ``samples`` joint draws.
+
+    ``draws=False`` leaves them out where all quantiles are exact.
 
     Raises :class:`NotExactError`, with the reason, for a model without an exact forecast.
     """
@@ -49,7 +51,7 @@ def exact_forecast(
     return Forecast(
         mean,
         sd,
-        _draws(past, samples, seed) if draws else {},
+        _draws(past, samples, seed) if draws or len(mixtures) < len(mean) else {},
         past.steps,
         "exact",
         why,

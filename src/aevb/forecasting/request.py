@@ -136,17 +136,26 @@ def past_of(
     Raises ValueError if the data do not fit the declaration, if p cannot be continued, or if the
     future of a given variable is missing.
     """
-    graph = model.graph
     count = _steps(steps)
+    check_continuable(model.graph)
+    return past_of_batch(model, prepared(model, data, lengths), count, given)
+
+
+def past_of_batch(
+    model: DeclaredModel, batch: Batch, steps: int, given: Mapping[str, Any] | None = None
+) -> Past:
+    """Return the past of prepared rows with the future of the given variables."""
+    return Past(model, batch, steps, _given(Past(model, batch, steps, {}), given))
+
+
+def check_continuable(graph: Graph) -> None:
+    """Raise ValueError if p has no sequences, or cannot be continued past their end."""
     check_sequences(graph, "forecast")
     if (reason := why_not_forward(graph)) is not None:
         raise ValueError(
             f"A forecast continues p step by step, but {reason}. p of more steps is then another "
             f"model. Append missing steps (NaN) to the data and use impute(…) instead."
         )
-    batch = prepared(model, data, lengths)
-    past = Past(model, batch, count, {})
-    return Past(model, batch, count, _given(past, given))
 
 
 def check_sequences(graph: Graph, what: str) -> None:
