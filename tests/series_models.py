@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
 from exact_models import MODELS
 
 from aevb import Model, Normal, OneHot, linear
@@ -67,6 +66,7 @@ class StateSpace:
         steps, m = len(x) + ahead, len(self.H)
         start = steps * len(self.F) + len(x) * m
         return self.given(x, np.arange(start, start + ahead * m), steps)
+
 
 FORWARD = [
     name
@@ -225,9 +225,7 @@ class Paths:
         eye, factors, graph = torch.eye(3).double(), model.factors, model.graph
         with torch.no_grad():
             rules = {
-                str(entry.key): factors[entry.id]
-                for entry in graph.entries()
-                if entry.side == "p"
+                str(entry.key): factors[entry.id] for entry in graph.entries() if entry.side == "p"
             }
             start = rules["s[0]"].distribution(rules["s[0]"]({})).probs.reshape(-1)
             move = rules["s[t] | s[t-1]"]

@@ -21,9 +21,9 @@ from series_models import (
 
 from aevb import Model, Normal, linear
 
-
 SERIES = {"level": local_level, "trend": local_trend, "autoregression": autoregression}
 AHEAD = 4
+
 
 @pytest.mark.parametrize("name", SERIES)
 @pytest.mark.parametrize("holes", [False, True])

@@ -36,9 +36,7 @@ def test_beliefs_of_a_state_space_are_those_of_the_joint_gaussian(name, holes):
             mean, covariance = matrices.states(known, t, len(x))
             for i, latent in enumerate(NAMES[name]):
                 close(beliefs.mean[latent][0, t], mean[i : i + 1], atol=1e-7)
-                close(
-                    beliefs.sd[latent][0, t], [math.sqrt(covariance[i, i])], rtol=1e-6, atol=1e-7
-                )
+                close(beliefs.sd[latent][0, t], [math.sqrt(covariance[i, i])], rtol=1e-6, atol=1e-7)
                 assert beliefs[latent].batch_shape == (1, len(x))
 
 

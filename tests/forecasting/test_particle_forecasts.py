@@ -65,9 +65,7 @@ def test_a_forecast_by_particles_is_the_exact_one(name):
     found = forecasts(model, x, "particles")
     scale = float(exact.sd["x"].max())
     agree([one.mean["x"] for one in found], exact.mean["x"], 0.01 * scale)
-    squares = [
-        one.sd["x"].square() + (one.mean["x"] - exact.mean["x"]).square() for one in found
-    ]
+    squares = [one.sd["x"].square() + (one.mean["x"] - exact.mean["x"]).square() for one in found]
     agree(squares, exact.sd["x"].square(), 0.01 * scale**2)
     # Joint over the steps: the mean product of two steps' deviations.
     low = exact.quantile(0.1)["x"][0]
@@ -154,9 +152,7 @@ def test_lines_of_the_last_particles_where_p_remembers():
     model = Model(p, {"z[t] | x[t]": Normal(scale=1.0)}).double()
     x = series(5)[None]
     exact = model.smooth(x=x, method="exact")
-    found = [
-        model.smooth(x=x, method="particles", samples=200, seed=seed) for seed in range(RUNS)
-    ]
+    found = [model.smooth(x=x, method="particles", samples=200, seed=seed) for seed in range(RUNS)]
     assert "lines of the last particles" in found[0].why
     assert "reads its own past" in found[0].why
     agree([moments(one, "z") for one in found], moments(exact, "z"), 0.02)
@@ -190,7 +186,9 @@ def test_why_p_is_not_markov_in_its_latents():
     assert why(data_only) is None
     assert why(function) is None
     assert "more than one step back" in why(two)
-    assert "w has no time axis" in why(static, {"b[t] | b[t+1], x[t]": GRU(2), "w | b[0]": Normal()})
+    assert "w has no time axis" in why(
+        static, {"b[t] | b[t+1], x[t]": GRU(2), "w | b[0]": Normal()}
+    )
 
 
 @pytest.mark.parametrize("kind", ["data", "function"])
@@ -213,16 +211,14 @@ def test_backward_simulation_through_functions_and_recurrences_of_data(kind):
     torch.manual_seed(2)
     model = Model(p, {"z[t] | x[t]": Normal(scale=1.0)}).double()
     x = torch.tensor([0.5, -0.3, 0.9, 0.2]).double().reshape(1, 4, 1)
-    found = [
-        model.smooth(x=x, method="particles", samples=200, seed=seed) for seed in range(RUNS)
-    ]
+    found = [model.smooth(x=x, method="particles", samples=200, seed=seed) for seed in range(RUNS)]
     assert found[0].why.startswith("backward simulation")
     count = 200000
     drawn = model.posterior(x=x, method="q", seed=0).sample(count)["z"][:, 0]
     wide = x.expand(count, 4, 1)
-    log_w = model.log_prob(x=wide, z=drawn) - torch.distributions.Normal(
-        *_q(model, x)
-    ).log_prob(drawn[..., 0]).sum(-1)
+    log_w = model.log_prob(x=wide, z=drawn) - torch.distributions.Normal(*_q(model, x)).log_prob(
+        drawn[..., 0]
+    ).sum(-1)
     weight = log_w.softmax(0)
     expected = (weight[:, None, None] * drawn).sum(0)
     agree([one.mean["z"][0] for one in found], expected, 0.02)

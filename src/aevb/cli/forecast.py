@@ -147,7 +147,9 @@ def smooth(
             found = _joined([part.probs[name] for part in parts])
             arrays |= {f"{name}_p{i}": found[..., i] for i in range(found.shape[-1])}
             continue
-        mean, sd = (_joined([getattr(part, kind)[name] for part in parts]) for kind in ("mean", "sd"))
+        mean, sd = (
+            _joined([getattr(part, kind)[name] for part in parts]) for kind in ("mean", "sd")
+        )
         for i in range(mean.shape[-1]):
             entry = name + (str(i) if mean.shape[-1] > 1 else "")
             arrays |= {f"{entry}_mean": mean[..., i], f"{entry}_sd": sd[..., i]}
@@ -226,7 +228,7 @@ def _described(
     # A linear change of units scales the standard deviation.
     scaled = _in_units(model, recipe, name, sd) - _in_units(model, recipe, name, 0 * sd)
     kinds = [f"{side}_{level:.0%}"[:-1] for level in INTERVALS for side in ("lower", "upper")]
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for i, column in enumerate(columns):
         found |= {f"{column}_mean": undone[0][..., i], f"{column}_sd": scaled[..., i]}
         found |= {

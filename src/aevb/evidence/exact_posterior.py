@@ -347,9 +347,7 @@ def of_values(probs: Tensor, table: Tensor) -> Components:
     table = table.to(probs.dtype)
     mean = probs @ table
     variance = probs @ table.square() - mean.square()
-    return Components(
-        torch.ones_like(mean[..., :1]), mean.unsqueeze(-2), variance.unsqueeze(-2)
-    )
+    return Components(torch.ones_like(mean[..., :1]), mean.unsqueeze(-2), variance.unsqueeze(-2))
 
 
 def _count(structure: Structure, name: str) -> int:

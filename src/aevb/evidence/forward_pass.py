@@ -72,9 +72,7 @@ class ForwardPass:
             *(name for name in hidden if name in structure.linked),
         ]
         self.finite = [name for name in hidden if name in structure.discrete]
-        self.others = [
-            name for name in hidden if name not in (*self.gaussian, *structure.discrete)
-        ]
+        self.others = [name for name in hidden if name not in (*self.gaussian, *structure.discrete)]
 
     def marginals(self) -> Marginals:
         """Return the marginals of every unknown, [N, T, …], of static ones too."""
@@ -205,7 +203,10 @@ class _Rows:
             return
         needs_pairs = any(
             structure.place(axes) == -1
-            for axes in (structure.linked_axes, *(structure.axes[name] for name in self.whole.others))
+            for axes in (
+                structure.linked_axes,
+                *(structure.axes[name] for name in self.whole.others),
+            )
         )
         alphas, pairs = [], []
         for pair, alpha in paths.forwards(needs_pairs):

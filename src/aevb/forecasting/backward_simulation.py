@@ -169,15 +169,11 @@ class _Pairs:
             some = {name: value[start : start + block] for name, value in current.items()}
             logits = weight.unsqueeze(1) + self._log_p(t, every, some).double()  # [K, S, N]
             probs = logits.softmax(0).movedim(0, -1)
-            index = torch.multinomial(
-                probs.flatten(0, 1), 1, generator=generator(probs.device)
-            )
+            index = torch.multinomial(probs.flatten(0, 1), 1, generator=generator(probs.device))
             found.append(index.reshape(probs.shape[:2]))
         return torch.cat(found)
 
-    def _log_p(
-        self, t: int, every: Mapping[str, Tensor], current: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _log_p(self, t: int, every: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> Tensor:
         """Return Σ log p of the factors of step t+1 that read step t, [K, S, N]."""
         graph = self.graph
         two = {
@@ -188,9 +184,7 @@ class _Pairs:
         program = Program(graph, self.model.factors, two, steps=2)
         for name, value in self.outside.items():
             timed = graph.timed[name]
-            program.values[name] = (
-                over_time(value, self.steps).narrow(-3, t, 2) if timed else value
-            )
+            program.values[name] = over_time(value, self.steps).narrow(-3, t, 2) if timed else value
         count = {name: len(value) for name, value in current.items()}
         for name in self.names:
             before = every[name].unsqueeze(1)  # [K, 1, 1, N, d]

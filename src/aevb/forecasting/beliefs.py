@@ -63,7 +63,7 @@ class Beliefs:
             f"{rows} ({how}{f': {self.why}' if self.why else ''})"
         ]
         for name, mean in self.mean.items():
-            timed = mean.dim() > 2 or name in self.probs and self.probs[name].dim() > 2
+            timed = mean.dim() > 2 or (name in self.probs and self.probs[name].dim() > 2)
             for row in range(min(n, SHOWN)):
                 last = int(self.lengths[row]) - 1
                 parts = [

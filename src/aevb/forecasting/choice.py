@@ -190,13 +190,12 @@ def _chosen(
     if method == "exact" and inexact is not None:
         other = "q" if filtered else "particles"
         raise ValueError(
-            f"This is not known in closed form for this model: {inexact}. Use "
-            f'method="{other}".'
+            f'This is not known in closed form for this model: {inexact}. Use method="{other}".'
         )
     if method == "particles" and filtered is not None:
         raise ValueError(
             f'method="particles" needs latents that a filter can draw step by step, but '
-            f"{filtered}. Use method=\"{'q' if inexact else 'exact'}\"."
+            f'{filtered}. Use method="{"q" if inexact else "exact"}".'
         )
     if method != "auto":
         return method, "as asked"

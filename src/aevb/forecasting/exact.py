@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -80,9 +79,7 @@ def _draws(past: Past, samples: int, seed: int | None) -> dict[str, Tensor]:
             here = past.batch[mask_of(name)]
             drawn[name] = torch.where(here, past.batch[name], drawn[name])
         found = continued(past, drawn, samples)
-    return {
-        name: public(graph, name, found[name].draws, n, past.steps) for name in past.names
-    }
+    return {name: public(graph, name, found[name].draws, n, past.steps) for name in past.names}
 
 
 def _score(past: Past, future: Mapping[str, Any]) -> Evidence:
@@ -93,5 +90,3 @@ def _score(past: Past, future: Mapping[str, Any]) -> Evidence:
         whole = exact_evidence(model, batch, dtype=torch.float64)
         before = exact_evidence(model, past.batch, dtype=torch.float64)
     return stderr_free((whole - before).to(model._parameter().dtype))
-
-

@@ -125,9 +125,7 @@ class Forecast:
         ]
         intervals = self.interval(0.95)
         for name, mean in self.mean.items():
-            middle, spread = (
-                part.reshape(n, self.steps, -1) for part in (mean, self.sd[name])
-            )
+            middle, spread = (part.reshape(n, self.steps, -1) for part in (mean, self.sd[name]))
             low, high = intervals[name].reshape(2, n, self.steps, -1)
             for row in range(min(n, SHOWN)):
                 steps = dict.fromkeys((0, self.steps - 1))

@@ -20,7 +20,6 @@ from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import real_steps
 from aevb.estimate.particle_filter import Filtered, ParticleFilter
-from aevb.estimate.resampling import systematic
 from aevb.evidence.memory_limit import narrow
 from aevb.evidence.result import Evidence
 from aevb.forecasting.backward_simulation import simulated, why_not_markov
@@ -195,12 +194,8 @@ def smoothed_by_particles(
                 drawn = {name: _lines(run, name, chosen) for name in names}
             for name in names:
                 parts[name].append(drawn[name])
-    values = {
-        name: torch.cat(parts[name], -2) for name in names if name in graph.latents
-    }
-    values = {
-        name: value if graph.timed[name] else value[:, -1:] for name, value in values.items()
-    }
+    values = {name: torch.cat(parts[name], -2) for name in names if name in graph.latents}
+    values = {name: value if graph.timed[name] else value[:, -1:] for name, value in values.items()}
     n, steps = model._extent(batch)
     weight = torch.full((samples, 1, 1), 1 / samples, dtype=torch.float64)
     how = (

@@ -83,14 +83,19 @@ def panels_of(
     """Yield the panels of a forecast, all entries of a row after each other."""
     ends = [end for level in LEVELS for end in ((1 - level) / 2, (1 + level) / 2)]
     quantiles = {
-        name: value.double().cpu().numpy() for name, value in forecast.quantile([*ends, 0.5]).items()
+        name: value.double().cpu().numpy()
+        for name, value in forecast.quantile([*ends, 0.5]).items()
     }
     lengths = forecast.lengths.cpu().numpy()
     for row, length in enumerate(lengths):
         titles = iter(columns or ())
         for name, whole in quantiles.items():
-            past = forecast.past[name][row].double().cpu().numpy().reshape(
-                len(forecast.past[name][row]), -1
+            past = (
+                forecast.past[name][row]
+                .double()
+                .cpu()
+                .numpy()
+                .reshape(len(forecast.past[name][row]), -1)
             )
             each = whole[:, row].reshape(len(whole), forecast.steps, -1)
             for entry in range(each.shape[-1]):
@@ -144,7 +149,8 @@ def fan(
 
 def _draw(axes: Axes, panel: Panel, past: int | None) -> None:
     count = max(SHOWN * len(panel.times_ahead), 24) if past is None else past
-    times, values = panel.times[-count:] if count else [], panel.past[-count:] if count else []
+    first = max(len(panel.times) - count, 0)
+    times, values = panel.times[first:], panel.past[first:]
     axes.plot(times, values, color=PAST, lw=1.1, marker=".", ms=2.5, label="past")
     known = np.flatnonzero(~np.isnan(panel.past))
     joined = len(known) and known[-1] == len(panel.past) - 1 and count

@@ -18,9 +18,10 @@ HALVINGS = 60  # of the interval that holds a quantile; float64 has 53 bits
 def checked_levels(levels: Any) -> list[float]:
     """Return the levels of quantiles as numbers; raise ValueError outside (0, 1)."""
     every = levels if isinstance(levels, Sequence | np.ndarray | Tensor) else [levels]
-    found = []
+    found: list[float] = []
     for level in every:
-        if isinstance(level, bool) or not isinstance(level, Real | Tensor) or not 0 < level < 1:
+        number = isinstance(level, Real | Tensor) and not isinstance(level, bool)
+        if not number or not 0 < float(level) < 1:  # type: ignore[arg-type]
             raise ValueError(
                 f"Quantile levels lie between 0 and 1, e.g. quantile([0.05, 0.5, 0.95]). Got "
                 f"{level!r}."
@@ -51,8 +52,9 @@ def normal_quantiles(components: Components, levels: Sequence[float]) -> Tensor:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         below = (weight * torch.special.ndtr((middle.unsqueeze(-2) - mean) / safe)).sum(-2)
-        low, high = torch.where(below < target, middle, low), torch.where(
-            below < target, high, middle
+        low, high = (
+            torch.where(below < target, middle, low),
+            torch.where(below < target, high, middle),
         )
     return (low + high) / 2
 

@@ -256,9 +256,7 @@ def future_of(
     for name in (name for name in full if name in graph.given):
         _check_known(name, full[name], graph.size(name))
     like = model._parameter()
-    return (
-        prepare(graph, full, like=like, need=tuple(full), single=True, gaps=True) if full else {}
-    )
+    return prepare(graph, full, like=like, need=tuple(full), single=True, gaps=True) if full else {}
 
 
 def _check_known(name: str, value: Tensor, size: int) -> None:

@@ -18,13 +18,10 @@ from aevb.forecasting.forecast import Forecast
 from aevb.forecasting.request import Past
 from aevb.posterior.amortised import Posterior
 
-
 Score = Callable[[Past, Mapping[str, Any], int, int | None], Evidence]
 
 
-def forecast_by_q(
-    past: Past, samples: int, seed: int | None, why: str, score: Score
-) -> Forecast:
+def forecast_by_q(past: Past, samples: int, seed: int | None, why: str, score: Score) -> Forecast:
     """Draw the latents of the past from q, and the future from p.
 
     q is not exact, and neither is this forecast: draws are not weighted. Its log-density is
