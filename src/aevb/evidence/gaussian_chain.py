@@ -283,7 +283,10 @@ class Smoother:
             squares + self._rows(self.log_det[..., None])[..., 0] + self.known * LOG_2PI
         )
         self.before = before
-        self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
+        self.increments = np.broadcast_to(
+            total, (steps, self.k, self.n)
+        )  # log p(y_t | y_1 … y_{t−1})
+        self.log_likelihood = self.increments.sum(0)
 
     # Backward pass --------------------------------------------------------------------------------
 
@@ -327,6 +330,10 @@ class Smoother:
             self._smoothed_mean(),
             self.filtered - self.filtered @ self.after_curvature @ self.filtered,
         )
+
+    def filtered_covariances(self) -> Array:
+        """Return the covariance of u_t given y_1 … y_t, [T, K, N or 1, D, D]."""
+        return self._rows(self.filtered)
 
     def _smoothed_mean(self) -> Array:
         return self.mean + _apply(self._rows(self.filtered), self.after_mean)
