@@ -101,47 +101,63 @@ def log_likelihood(
     return found.reshape(*lead, 1, -1)
 
 
-class FilteredMoments(NamedTuple):
-    """Moments of u_t and y_t given y_0 … y_t, and log p(y_0 … y_t).
+class Moments(NamedTuple):
+    """Moments of u_t and y_t given y_0 … y_t (filtered) or all data (smoothed), and log p.
 
-    ``columns`` are the places of the variables in u. The moments of y are those without its own
-    known values: they are its prediction where all of it is missing.
+    ``columns`` and ``seen`` are the places of the variables in u and in y. The moments of y are
+    those of H u + d + noise: they are right for missing entries, if the noise of known ones beside
+    them is independent. ``left`` is the smallest share of a filtered variance that smoothing left.
     """
 
     columns: dict[Column, slice]
+    seen: dict[str, slice]
     mean: Tensor  # [axes.., T, N, D]
     covariance: Tensor  # [axes.., T, N or 1, D, D]
     seen_mean: Tensor  # [axes.., T, N, M]
     seen_covariance: Tensor  # [axes.., T, N or 1, M, M]
-    so_far: Tensor  # [axes.., T, N]
+    so_far: Tensor  # log p(y_0 … y_t), [axes.., T, N]
+    left: float
 
 
-def filtered_moments(
+def chain_moments(
     step: Step,
     state: Belief | RootBelief,
     following: Mapping[Column, Column],
     observed: Sequence[Rule],
+    names: Sequence[str],
     values: Tensor,
     keep: Tensor | None,
     asked: Sequence[Column],
-) -> FilteredMoments | None:
-    """Return filtered moments of the columns ``asked`` and others, without gradients.
+    *,
+    smoothed: bool,
+) -> Moments | None:
+    """Return moments of the columns ``asked`` and of the state, without gradients.
 
-    Return None if an innovation covariance is not positive definite.
+    ``names`` are those of the observed variables. Return None if an innovation covariance is not
+    positive definite.
     """
     laid, lead, columns = _assembled(step, state, following, observed, values, keep, asked)
     chain = Chain(*(None if part is None else part.detach().numpy() for part in laid))
+    left = 1.0
     with np.errstate(all="ignore"):
         try:
             found = Smoother(chain)
         except ChainError:
             return None
-        covariance = found.filtered_covariances()
+        mean, covariance = found.mean, found.filtered
+        if smoothed:
+            mean, after = found.smoothed()
+            share = _diagonals(after)[..., _places(columns, asked)]
+            before = _diagonals(covariance)[..., _places(columns, asked)]
+            there = before > 0
+            left = float((share[there] / before[there]).min(initial=1.0))
+            covariance = after
+        covariance = found.by_row(covariance)
         seen = chain.H @ covariance @ np.swapaxes(chain.H, -1, -2) + chain.R
         if chain.H.shape[2] == 1:
-            seen_mean = found.mean @ np.swapaxes(chain.H[:, :, 0], -1, -2) + chain.d
+            seen_mean = mean @ np.swapaxes(chain.H[:, :, 0], -1, -2) + chain.d
         else:
-            seen_mean = (chain.H @ found.mean[..., None])[..., 0] + chain.d
+            seen_mean = (chain.H @ mean[..., None])[..., 0] + chain.d
 
     def leading(part: np.ndarray) -> Tensor:
         """Reshape [T, K, …] to [axes.., T, …]."""
@@ -150,13 +166,19 @@ def filtered_moments(
             return whole.reshape(*[1] * len(lead), *whole.shape[1:])
         return whole.reshape(*lead, *whole.shape[1:])
 
-    return FilteredMoments(
-        columns,
-        *(
-            leading(part)
-            for part in (found.mean, covariance, seen_mean, seen, found.increments.cumsum(0))
-        ),
-    )
+    parts = (mean, covariance, seen_mean, seen, found.increments.cumsum(0))
+    places, start = {}, 0
+    for name, rule in zip(names, observed, strict=True):
+        places[name] = slice(start, start := start + rule.offset.shape[-1])
+    return Moments(columns, places, *(leading(part) for part in parts), left)
+
+
+def _diagonals(matrices: np.ndarray) -> np.ndarray:
+    return matrices.diagonal(axis1=-2, axis2=-1)
+
+
+def _places(columns: Mapping[Column, slice], asked: Sequence[Column]) -> list[int]:
+    return [i for column in asked for i in range(columns[column].start, columns[column].stop)]
 
 
 def _assembled(

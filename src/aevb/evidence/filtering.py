@@ -24,7 +24,7 @@ from aevb.derive.axes import steps_of
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
-from aevb.evidence.chain_matrices import FilteredMoments, Step, filtered_moments, log_likelihood
+from aevb.evidence.chain_matrices import Moments, Step, chain_moments, log_likelihood
 from aevb.evidence.finite import Tables
 from aevb.evidence.gaussian_belief import Belief, Column, Rule
 from aevb.evidence.square_root_belief import RootBelief
@@ -183,12 +183,13 @@ class Filter:
         backwards = self.structure.direction < 0
         return log_likelihood(step, belief, following, rules, values, keep, backwards=backwards)
 
-    def moments(self, asked: Sequence[str]) -> tuple[FilteredMoments, dict[str, slice]] | None:
-        """Return filtered moments of a chain that runs forward; None if this does not apply.
+    def chain_moments(self, asked: Sequence[Column], *, smoothed: bool = False) -> Moments | None:
+        """Return moments of a chain that runs forward; None if this does not apply.
 
-        ``asked`` names the variables whose moments are needed. The second result has the places of
-        the observed variables among the observations.
+        ``asked`` are columns whose moments are needed besides the state's.
         """
+        if not self.fast or self.like.device.type != "cpu" or self.structure.direction < 0:
+            return None
         belief = RootBelief.empty(self.like)
         for name in (name for name in self.linked if not self.graph.timed[name]):
             belief = belief.visited(
@@ -203,14 +204,11 @@ class Filter:
         if parts is None:
             return None
         step, observed, values, keep = parts
-        places, start = {}, 0
-        for rule, name in observed:
-            places[name] = slice(start, start := start + rule.offset.shape[-1])
-        columns = [(name, 0) for name in asked if name in self.structure.gaussian]
-        found = filtered_moments(
-            step, state, following, [rule for rule, _ in observed], values, keep, columns
+        names = [name for _, name in observed]
+        rules = [rule for rule, _ in observed]
+        return chain_moments(
+            step, state, following, rules, names, values, keep, asked, smoothed=smoothed
         )
-        return None if found is None else (found, places)
 
     def _chain_parts(
         self, belief: Belief | RootBelief, names: list[str]

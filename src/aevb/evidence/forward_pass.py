@@ -21,6 +21,7 @@ from aevb.declare.graph import Graph
 from aevb.derive.axes import expand_axis, over_time, size, swap
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
+from aevb.evidence.chain_marginals import by_chain
 from aevb.evidence.exact import AT_ONCE, Term, discrete_terms, integral_term
 from aevb.evidence.exact_posterior import Components, Marginals, of_values, table_of
 from aevb.evidence.filtering import Filter
@@ -28,7 +29,7 @@ from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
 from aevb.evidence.gaussian_belief import Rule
 from aevb.evidence.missing_patterns import parts
-from aevb.evidence.square_root_belief import RootBelief, is_diagonal
+from aevb.evidence.square_root_belief import RootBelief
 from aevb.evidence.structure import Axes, Structure
 
 
@@ -126,10 +127,8 @@ class _Rows:
             for name in self.whole.gaussian:
                 self._record(name, [belief])
             return integral_term(integral)
-        if integral.fast and integral.like.device.type == "cpu":
-            so_far = self._by_chain(integral)
-            if so_far is not None:
-                return Term(so_far, structure.linked_axes, True, SO_FAR)
+        if (so_far := self._by_chain(integral)) is not None:
+            return Term(so_far, structure.linked_axes, True, SO_FAR)
         belief, total = RootBelief.empty(integral.like), integral.like.new_zeros(1, 1)
         at_once = [name for name in integral.linked if not self.graph.timed[name]]
         for name in at_once:
@@ -167,34 +166,13 @@ class _Rows:
 
         None if this does not apply.
         """
-        asked, graph = self.whole.gaussian, self.graph
-        hidden = [name for name in asked if name not in self.structure.gaussian]
-        if any(not graph.timed[name] and name not in self.structure.gaussian for name in asked):
-            return None
-        for name in hidden:  # an entry that is missing beside known ones needs no correlation
-            keep = self.batch[mask_of(name)]
-            partly = bool((keep.any(-1) != keep.all(-1)).any())
-            if partly and not is_diagonal(integral.rules[name].noise):
-                return None
-        found = integral.moments(asked)
+        found = by_chain(integral, self.whole.gaussian)
         if found is None:
             return None
-        moments, places = found
-        for name in asked:
-            if name in hidden:
-                place = places[name]
-                mean, covariance = moments.seen_mean, moments.seen_covariance
-            else:
-                place = moments.columns[name, 0]
-                mean, covariance = moments.mean, moments.covariance
-            mean, covariance = mean[..., place], covariance[..., place, place]
-            if name in hidden:
-                known = self.batch[mask_of(name)]
-                mean = torch.where(known, self.batch[name].double(), mean)
-                covariance = covariance.masked_fill(known.unsqueeze(-1) | known.unsqueeze(-2), 0.0)
-            self.moments[name] = mean, covariance
+        moments, so_far = found
+        self.moments |= moments
         total, _ = self._at_start(integral)
-        return moments.so_far.unsqueeze(-1) + total.unsqueeze(-1)
+        return so_far + total.unsqueeze(-1)
 
     def _at_start(self, integral: Filter) -> tuple[Tensor, RootBelief]:
         """Visit the variables without time; return the log p of their known entries."""

@@ -331,9 +331,9 @@ class Smoother:
             self.filtered - self.filtered @ self.after_curvature @ self.filtered,
         )
 
-    def filtered_covariances(self) -> Array:
-        """Return the covariance of u_t given y_1 … y_t, [T, K, N or 1, D, D]."""
-        return self._rows(self.filtered)
+    def by_row(self, matrices: Array) -> Array:
+        """Expand matrices per group of rows to matrices per row; shared ones keep an axis of 1."""
+        return self._rows(matrices)
 
     def _smoothed_mean(self) -> Array:
         return self.mean + _apply(self._rows(self.filtered), self.after_mean)
