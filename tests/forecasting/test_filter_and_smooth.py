@@ -194,3 +194,42 @@ def test_the_text_has_numbers():
     model, _ = local_level()
     assert "given all data, 1 row (exact" in repr(model.smooth(x=series()[None]))
     assert " ± " in repr(model.smooth(x=series()[None]))
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("lengths", [None, LENGTHS])
+def test_step_by_step_gives_the_same_as_all_steps_at_once(name, lengths, monkeypatch):
+    """Chains have a vectorised filter and smoother; other models are visited step by step."""
+    model, data = MODELS[name](), data_of(MODELS[name]())
+    if name in HOLED:
+        data = holed(data, "x")
+    options = {"lengths": lengths, "method": "exact"}
+
+    def every():
+        given = {u: torch.ones(N, 2, model.graph.size(u)) for u in model.graph.given}
+        given = {u: value for u, value in given.items() if model.graph.timed[u]}
+        forecast = model.forecast(steps=2, given=given, samples=1, seed=0, **options, **data)
+        filled = model.impute(samples=1, seed=0, **options, **data)
+        found = [forecast.mean, forecast.sd, filled.mean, filled.sd]
+        for beliefs in (model.filter(**options, **data), model.smooth(**options, **data)):
+            found += [beliefs.mean, beliefs.sd]
+        return found
+
+    quick = every()
+    monkeypatch.setattr("aevb.evidence.filtering.Filter.fast", False)
+    for a, b in zip(quick, every(), strict=True):
+        for key in a:
+            close(a[key], b[key], atol=1e-8)
+
+
+def test_a_precise_series_keeps_its_digits():
+    """The smoother subtracts; where little of a variance is left, it is computed with care."""
+    model, matrices = local_level(level=1e-3, noise=1e-3, start=1e3)
+    x = 1 + 1e-3 * series(6, holes=False)
+    x[0] = np.nan
+    beliefs = model.smooth(x=x[None])
+    # The state before the first observation: it lies one step from the rest.
+    mean, _ = matrices.states(x, 1, 6)
+    close(beliefs.mean["z"][0, 1], mean, rtol=1e-6)
+    first = math.hypot(1e-3, float(beliefs.sd["z"][0, 1]))
+    assert float(beliefs.sd["z"][0, 0]) == pytest.approx(first, rel=1e-4)

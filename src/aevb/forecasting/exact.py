@@ -14,9 +14,10 @@ from aevb.evidence.exact import exact_evidence
 from aevb.evidence.exact_posterior import Components
 from aevb.evidence.forward_pass import ForwardPass
 from aevb.evidence.result import Evidence
-from aevb.evidence.structure import structure_of
+from aevb.evidence.structure import Structure, structure_of
 from aevb.forecasting.continuation import continued
 from aevb.forecasting.forecast import Forecast, stderr_free
+from aevb.forecasting.gaussian_draws import gaussian_draws
 from aevb.forecasting.request import Past
 from aevb.posterior.exact import ExactPosterior
 
@@ -50,7 +51,7 @@ def exact_forecast(
     return Forecast(
         mean,
         sd,
-        _draws(past, samples, seed) if draws or len(mixtures) < len(mean) else {},
+        _draws(past, structure, samples, seed) if draws or len(mixtures) < len(mean) else {},
         past.steps,
         "exact",
         why,
@@ -62,23 +63,30 @@ def exact_forecast(
     )
 
 
-def _draws(past: Past, samples: int, seed: int | None) -> dict[str, Tensor]:
-    """Draw the latents of the past from their posterior, and continue with p."""
-    model, graph = past.model, past.model.graph
+def _draws(past: Past, structure: Structure, samples: int, seed: int | None) -> dict[str, Tensor]:
+    """Draw the belief at the end of a chain, or the latents of the past, and continue with p."""
+    model, graph, n = past.model, past.model.graph, len(past.lengths)
+    with model._evaluating(seed):
+        drawn = gaussian_draws(past, structure, samples)
+    if drawn is not None:
+        return {
+            name: public(graph, name, value.to(model._parameter().dtype), n, past.steps)
+            for name, value in drawn.items()
+        }
     posterior = ExactPosterior(model, past.batch, seed=seed)
     unknown = len(posterior.clamped) < len(graph.latents) or posterior.unknowns.structure.gaussian
     with model._evaluating(seed):
         latents = posterior.unknowns.draw(samples) if unknown else {}
-        dtype, n = model._parameter().dtype, len(past.lengths)
+        dtype = model._parameter().dtype
         known = {
             name: past.batch[name].expand(samples, *past.batch[name].shape)
             for name in posterior.clamped
         }
-        drawn = {name: value.to(dtype) for name, value in latents.items()} | known
-        for name in posterior.partial & drawn.keys():
+        whole = {name: value.to(dtype) for name, value in latents.items()} | known
+        for name in posterior.partial & whole.keys():
             here = past.batch[mask_of(name)]
-            drawn[name] = torch.where(here, past.batch[name], drawn[name])
-        found = continued(past, drawn, samples)
+            whole[name] = torch.where(here, past.batch[name], whole[name])
+        found = continued(past, whole, samples)
     return {name: public(graph, name, found[name].draws, n, past.steps) for name in past.names}
 
 
