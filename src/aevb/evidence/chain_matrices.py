@@ -166,11 +166,20 @@ def chain_moments(
             return whole.reshape(*[1] * len(lead), *whole.shape[1:])
         return whole.reshape(*lead, *whole.shape[1:])
 
-    parts = (mean, covariance, seen_mean, seen, found.increments.cumsum(0))
+    so_far = found.increments.cumsum(0)
     places, start = {}, 0
     for name, rule in zip(names, observed, strict=True):
         places[name] = slice(start, start := start + rule.offset.shape[-1])
-    return Moments(columns, places, *(leading(part) for part in parts), left)
+    return Moments(
+        columns,
+        places,
+        leading(mean),
+        leading(covariance),
+        leading(seen_mean),
+        leading(seen),
+        leading(so_far),
+        left,
+    )
 
 
 def _diagonals(matrices: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,8 @@ from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
 from aevb.forecasting.request import Past, at_steps
 
-ROWS = 4096  # rows per pass, counted once per draw
+ROWS = 4096  # largest number of rows per pass, counted once per draw
+NUMBERS = 2**26  # largest number of values of p's variables per pass, over all rows and steps
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,23 @@ def continued(past: Past, latents: Mapping[str, Tensor], samples: int) -> dict[s
 
     ``latents`` are ``samples`` joint draws of the latents of the past, [S, T or 1, N, d] each.
     """
-    n = len(past.lengths)
-    block = max(1, ROWS // n)
+    n, graph = len(past.lengths), past.model.graph
+    steps = past.model._extent(past.batch)[1] + past.steps
+    rows = min(ROWS, max(1, NUMBERS // (steps * sum(map(graph.size, graph.p)))))
+    if n > rows:
+        parts = [
+            continued(
+                past.rows(start, min(rows, n - start)),
+                {
+                    name: value.narrow(-2, start, min(rows, n - start))
+                    for name, value in latents.items()
+                },
+                samples,
+            )
+            for start in range(0, n, rows)
+        ]
+        return {name: _beside([part[name] for part in parts]) for name in past.names}
+    block = rows // n
     found: dict[str, list[Continued]] = {name: [] for name in past.names}
     for start in range(0, samples, block):
         some = {name: value[start : start + block] for name, value in latents.items()}
@@ -63,6 +79,15 @@ def continued(past: Past, latents: Mapping[str, Tensor], samples: int) -> dict[s
         )
         for name, each in found.items()
     }
+
+
+def _beside(parts: Sequence[Continued]) -> Continued:
+    """Concatenate the results of different rows."""
+    return Continued(
+        torch.cat([part.draws for part in parts], -2),
+        torch.cat([part.mean for part in parts], -2),
+        torch.cat([part.variance for part in parts], -2),
+    )
 
 
 def _continued(past: Past, latents: Mapping[str, Tensor], count: int) -> dict[str, Continued]:

@@ -8,18 +8,18 @@ the lines of the last particles (:mod:`aevb.forecasting.backward_simulation`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aevb.declare.conditionals import Factor
 from aevb.estimate.batch import Batch, public, split_latents
 from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import real_steps
 from aevb.estimate.particle_filter import Filtered, ParticleFilter
+from aevb.evidence.exact_posterior import table_of
 from aevb.evidence.memory_limit import narrow
 from aevb.evidence.result import Evidence
 from aevb.forecasting.backward_simulation import simulated, why_not_markov
@@ -30,6 +30,7 @@ from aevb.forecasting.sampled import forecast_from
 from aevb.runtime.seeding import generator
 
 FEW = 0.02  # share of the particles; a note says if fewer count at some step
+Moments = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 LEAST = 1000  # particles of a filter; more if more draws are asked for
 REPEATS = 16  # filters that give the standard error of a score
 AT_ONCE = 2**26  # numbers that a filter may record at once
@@ -157,21 +158,16 @@ def filtered_by_particles(
 ) -> Beliefs:
     """Return moments of the particles at each step, weighted by the weights of that step."""
     count = particle_count(samples)
+    found: list[tuple[Moments, dict[str, Tensor], Tensor]] = []
     names = [name for name in drawn_names(model, batch) if name in model.graph.latents]
-    parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    weights, ess = [], []
     with model._evaluating(seed):
         for block in _blocks(model, batch, count, names):
             run = ParticleFilter.of(model, block, count).run(record=names)
-            ess.append(run.ess)
             assert run.weights_then is not None
-            weights.append(run.weights_then)
-            for name in names:
-                parts[name].append(run.history[name][:, :, 0].transpose(0, 1))
-    weight = torch.cat(weights, -1).exp().transpose(0, 1)  # [K, T, N]
-    values = {name: torch.cat(each, -2) for name, each in parts.items()}
-    notes = degenerate(torch.cat(ess), count)
-    return _beliefs(model, batch, values, weight, True, why, count, {}, notes)
+            values = {name: run.history[name][:, :, 0].transpose(0, 1) for name in names}
+            weight = run.weights_then.exp().transpose(0, 1)  # [K, T, N]
+            found.append((_moments(model, block, values, weight, True), {}, run.ess))
+    return _beliefs(model, batch, found, True, why, count)
 
 
 def smoothed_by_particles(
@@ -179,36 +175,34 @@ def smoothed_by_particles(
 ) -> Beliefs:
     """Return moments of draws of the latents given all data."""
     graph, count = model.graph, particle_count(samples)
-    names = drawn_names(model, batch)
-    reason = why_not_markov(model, batch)
-    parts: dict[str, list[Tensor]] = {name: [] for name in names}
-    ess = []
+    found: list[tuple[Moments, dict[str, Tensor], Tensor]] = []
+    names, reason = drawn_names(model, batch), why_not_markov(model, batch)
+    weight = torch.full((samples, 1, 1), 1 / samples, dtype=torch.float64)
     with model._evaluating(seed):
         for block in _blocks(model, batch, count, names):
             run = ParticleFilter.of(model, block, count).run(record=names)
-            ess.append(run.ess)
             chosen = draw_ancestors(run.log_weights, samples)
             if reason is None:
                 drawn = simulated(model, block, run, names, chosen)
             else:
                 drawn = {name: _lines(run, name, chosen) for name in names}
-            for name in names:
-                parts[name].append(drawn[name])
-    values = {name: torch.cat(parts[name], -2) for name in names if name in graph.latents}
-    values = {name: value if graph.timed[name] else value[:, -1:] for name, value in values.items()}
-    n, steps = model._extent(batch)
-    weight = torch.full((samples, 1, 1), 1 / samples, dtype=torch.float64)
+            values = {
+                name: value if graph.timed[name] else value[:, -1:]
+                for name, value in drawn.items()
+                if name in graph.latents
+            }
+            n, steps = model._extent(block)
+            draws = {
+                name: _ended(block, graph.timed[name], public(graph, name, value, n, steps))
+                for name, value in values.items()
+            }
+            found.append((_moments(model, block, values, weight, False), draws, run.ess))
     how = (
         "backward simulation"
         if reason is None
         else f"lines of the last particles, which are few for early steps, because {reason}"
     )
-    draws = {
-        name: _ended(batch, graph.timed[name], public(graph, name, value, n, steps))
-        for name, value in values.items()
-    }
-    text, notes = f"{how}; {why}" if why else how, degenerate(torch.cat(ess), count)
-    return _beliefs(model, batch, values, weight, False, text, count, draws, notes)
+    return _beliefs(model, batch, found, False, f"{how}; {why}" if why else how, count)
 
 
 def _ended(batch: Batch, timed: bool, value: Tensor) -> Tensor:
@@ -221,24 +215,23 @@ def _ended(batch: Batch, timed: bool, value: Tensor) -> Tensor:
     return torch.where(inside, value, torch.nan)
 
 
-def _beliefs(
+def _moments(
     model: DeclaredModel,
     batch: Batch,
     values: Mapping[str, Tensor],
     weight: Tensor,
     filtered: bool,
-    why: str,
-    count: int,
-    draws: dict[str, Tensor],
-    notes: tuple[str, ...],
-) -> Beliefs:
-    """Return weighted moments of values [K, T or 1, N, d], with weights [K, T or 1, N or 1]."""
+) -> Moments:
+    """Return weighted moments of values [K, T or 1, N, d], with weights [K, T or 1, N or 1].
+
+    They are mean and standard deviation, and the probabilities of the values of finite latents.
+    """
     graph, n = model.graph, model._extent(batch)[0]
-    real = real_steps(batch)
+    real, w = real_steps(batch), weight.unsqueeze(-1)
     mean, sd, probs = {}, {}, {}
     for name, value in values.items():
         by_step = filtered or graph.timed[name]
-        w = weight.to(value.device).unsqueeze(-1)
+        w = w.to(value.device)
         middle = (w * value.double()).sum(0)
         spread = (w * (value.double() - middle).square()).sum(0).sqrt()
 
@@ -252,13 +245,28 @@ def _beliefs(
         found = [laid(middle), laid(spread)]
         mean[name], sd[name] = (part.reshape(*part.shape[:-1], *shape) for part in found)
         if graph.rule("p", name).spec.finite:
-            factor = model.factors[graph.rule("p", name).id]
-            assert isinstance(factor, Factor)
-            each = (value.unsqueeze(-2) == factor.table()).all(-1).double()
+            each = (value.unsqueeze(-2) == table_of(model, name)).all(-1).double()
             probs[name] = laid((w * each).sum(0))
-    lengths = (
-        torch.full((n,), model._extent(batch)[1])
-        if real is None
-        else real.squeeze(-1).sum(0).expand(n)
-    )
+    return mean, sd, probs
+
+
+def _beliefs(
+    model: DeclaredModel,
+    batch: Batch,
+    found: Sequence[tuple[Moments, dict[str, Tensor], Tensor]],
+    filtered: bool,
+    why: str,
+    count: int,
+) -> Beliefs:
+    """Join the moments, the draws and the effective sample sizes of blocks of rows."""
+
+    def joined(parts: Sequence[Mapping[str, Tensor]], axis: int = 0) -> dict[str, Tensor]:
+        return {name: torch.cat([part[name] for part in parts], axis) for name in parts[0]}
+
+    mean, sd, probs = (joined([moments[i] for moments, _, _ in found]) for i in range(3))
+    n, steps = model._extent(batch)
+    real = real_steps(batch)
+    lengths = torch.full((n,), steps) if real is None else real.squeeze(-1).sum(0).expand(n)
+    notes = degenerate(torch.cat([ess for _, _, ess in found]), count)
+    draws = joined([draws for _, draws, _ in found], 1)
     return Beliefs(mean, sd, probs, filtered, "particles", why, lengths, count, draws, notes)

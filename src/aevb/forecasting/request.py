@@ -17,6 +17,7 @@ from aevb.estimate.batch import Batch, numbers, pad, prepare, public
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import STEPS, is_mask, mask_of, real_steps
 from aevb.evidence.forward_pass import why_not_forward
+from aevb.evidence.memory_limit import narrow
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Past:
             like = next(iter(self.batch.values()))
             return torch.full((n,), steps, device=like.device)
         return real.squeeze(-1).sum(0).expand(n)
+
+    def rows(self, start: int, count: int) -> Past:
+        """Return the past of some of the rows."""
+        batch, given = (narrow(part, start, count) for part in (self.batch, self.given))
+        return Past(self.model, batch, self.steps, given)
 
     @cached_property
     def names(self) -> list[str]:
