@@ -99,6 +99,12 @@ CASES = {
     "distorted": (gmvae, {}, {"agree": 1.0, "distort": {"x": Affine((4, 4))}}),
     "bfloat16": (vae, {}, {"precision": "bf16"}),
     "sequence": (vrnn, {}, {}),
+    "particles": (vrnn, {}, {"bound": "particles", "samples": 3, "kl_warmup": 9}),
+    "particles, score": (
+        vrnn,
+        {},
+        {"bound": "particles", "samples": 3, "gradient": "score"},
+    ),
     "partly frozen, by turns": (partly_frozen, {}, {"schedule": alternate(5, 7)}),
     **{
         family.__name__: (of(family), {}, {})

@@ -121,7 +121,8 @@ class Model(DeclaredModel):
     def explain(self, **choices: Any) -> Explanation:
         """Explain the estimator: its formula, and for each latent how its term is computed and why.
 
-        ``choices`` are ``how``, ``bound``, ``samples`` and ``gradient``, as in :meth:`elbo`. The
+        ``choices`` are ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in
+        :meth:`elbo`. The
         result is a string; its attribute ``latex`` holds the formula in LaTeX.
         """
         return explain(self.plan(**choices))
@@ -140,6 +141,7 @@ class Model(DeclaredModel):
         bound: str = "elbo",
         samples: int = 1,
         gradient: str = "plain",
+        resample: float | None = None,
         temperature: float | Tensor = 0.5,
         kl_weight: KLWeight = 1.0,
         noise: Mapping[str, Tensor] | None = None,
@@ -151,10 +153,14 @@ class Model(DeclaredModel):
         """Estimate a lower bound on log p(data | given), one number per example.
 
         ``how`` overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
-        ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound. ``gradient`` is
-        "plain", "stl" or "dreg". The same ``noise`` (or ``seed``) gives the same numbers. The data
-        may contain a latent too, for all rows or some of them (−1 or NaN elsewhere); it is then
-        clamped in these rows. ``kl_weight`` weights the KL terms, all or by latent. The result's
+        ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound, and
+        ``bound="particles"`` that of a particle filter with K particles, for sequences.
+        ``resample`` is the share of effective particles below which it resamples a row (default
+        0.5; 0 is never). ``gradient`` is "plain", "stl" or "dreg", or for particles "score", which
+        includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same
+        numbers. The data may contain a latent too, for all rows or some of them (−1 or NaN
+        elsewhere); it is then clamped in these rows. Particles also take missing values that p
+        reads. ``kl_weight`` weights the KL terms, all or by latent. The result's
         ``objective`` then has the weights and a gradient; its ``value`` is still the bound.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
@@ -165,13 +171,14 @@ class Model(DeclaredModel):
                     f"kl_weight= names {name!r}, which is no latent. The latents are "
                     f"{', '.join(self.graph.latents)}."
                 )
-        batch = self.prepare(steps=steps, lengths=lengths, **data)
+        batch = self.prepare(steps=steps, lengths=lengths, gaps=bound == "particles", **data)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
             bound=bound,
             samples=samples,
             gradient=gradient,
+            resample=resample,
             clamped=clamped,
             partial=partial,
         )

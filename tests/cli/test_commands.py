@@ -1104,3 +1104,19 @@ def test_a_q_that_was_not_trained_is_told_and_not_used(tmp_path, monkeypatch, ca
         assert "30 rows lack entries of x (first: line 2), which q was not trained on" in told
         assert 'method="q"' not in told
         assert not Path("o.csv").exists()
+
+
+def test_a_sequence_model_trains_by_particles(tmp_path, monkeypatch, capsys, small):
+    choices = ["--bound", "particles", "--samples", "3", "--resample", "0.8"]
+    printed = aevb(
+        monkeypatch, capsys, "train", f"{small}:rows", "--data", "digits", "--steps", "4",
+        *choices, "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert "particle bound, K = 3" in printed
+    assert "below 2.4 (0.8 of 3)" in printed
+    config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert (config["bound"], config["samples"], config["resample"]) == ("particles", 3, 0.8)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert any("validation particles" in row for row in rows)
+    assert aevb(monkeypatch, capsys, "evaluate", tmp_path / "run")

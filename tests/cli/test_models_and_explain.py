@@ -179,3 +179,14 @@ def test_the_module_runs_as_a_program():
         "aevb: There is no model 'nope'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a "
         "file.py:name, or the folder of a run or a saved model.\n"
     )
+
+
+def test_explain_of_particles(run):
+    choices = ["--bound", "particles", "--samples", "4"]
+    code, out, err = run("explain", "vrnn", *choices, "--resample", "0.25")
+    assert (code, err) == (0, "")
+    assert "particle bound, K = 4" in out
+    assert "below 1 (0.25 of 4)" in out
+    code, _, err = run("explain", "gmvae", *choices)
+    assert code == 2
+    assert 'bound="particles" needs draws with a pathwise gradient at every step, but y is' in err

@@ -55,7 +55,7 @@ def test_a_captured_run_is_the_run(soon, monkeypatch, name):
         eagerly(monkeypatch, model.fresh(0), rows, **choices),
     )
     torch.testing.assert_close(weights(run.model), weights(eager.model), rtol=0, atol=1e-9)
-    for key in ("elbo", "iwae", "gradient"):
+    for key in ("elbo", "iwae", "particles", "gradient"):
         if key in eager.history:
             np.testing.assert_allclose(run.history[key], eager.history[key], rtol=1e-9)
 

@@ -151,7 +151,7 @@ def test_what_else_refuses_gaps(gappy):
         },
         {"z[t] | f[t]": Normal()},
     )
-    with pytest.raises(ValueError, match="missing entries of x cannot be drawn"):
+    with pytest.raises(ValueError, match="x has missing entries that p reads, which cannot be"):
         shared.log_evidence(x=x, y=torch.zeros(4, 6, 1), method="particles")
 
 

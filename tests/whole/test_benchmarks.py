@@ -14,6 +14,7 @@ import contention
 import fallbacks
 import fits
 import lean
+import particle_bound
 import passes
 import precision
 import pytest
@@ -562,3 +563,21 @@ def test_times_beside_busy_processes_are_compared_with_the_share_of_the_cores():
         ("alone", "3.00", "2.00", "2.00", "1.00", "1.00"),
         ("two", "4.00", ">60.00", "6.00", "10.00", "1.50"),
     ]
+
+
+def test_particles_are_tighter_than_importance_weights(capsys):
+    found = dict(particle_bound.rows(steps=20, sequences=10, repeats=4))
+    elbo, iwae, always, half = (
+        found[name]
+        for name in (
+            "ELBO",
+            "importance weights (iwae)",
+            "particles, resample=1",
+            "particles, resample=0.5",
+        )
+    )
+    for k in range(3):
+        assert elbo[k][0] > iwae[k][0] > 1.2 * max(always[k][0], half[k][0]) > 0
+    assert half[0][0] > 2 * half[1][0] > 4 * half[2][0]
+    particle_bound.main(["--steps", "3", "--sequences", "2", "--repeats", "2"])
+    assert capsys.readouterr().out.count("±") == 12

@@ -19,6 +19,7 @@ SMALLER = {
     r"\bsamples=50\b": "samples=5",
     r"x=X_test, seed": "x=X_test[:20], seed",
     r"series\[:10\]": "series[:2]",
+    r"sample\(20, steps=200": "sample(2, steps=9",
     r"else 500": "else 20",
     r'"particles", "ais", "prior"': '"particles", "prior"',
     r"\.gap\(": ".gap(iterations=3, samples=20, ",

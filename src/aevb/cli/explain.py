@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aevb.cli.model_argument import argument, resolve
-from aevb.cli.options import BoundName, Gradient, How, ModelName, Samples, Set, pairs
+from aevb.cli.options import BoundName, Gradient, How, ModelName, Resample, Samples, Set, pairs
 from aevb.training.settings import Settings
 
 
@@ -36,6 +36,7 @@ def explain(
     bound: BoundName = Settings.bound,
     samples: Samples = Settings.samples,
     gradient: Gradient = Settings.gradient,
+    resample: Resample = Settings.resample,
     latex: Annotated[
         bool, typer.Option("--latex", help="Print only the estimator, as LaTeX.")
     ] = False,
@@ -49,6 +50,10 @@ def explain(
     """
     found = resolve(model, settings=pairs("--set", set_))
     explanation = found.explain(
-        how=pairs("--how", how), bound=bound, samples=samples, gradient=gradient
+        how=pairs("--how", how),
+        bound=bound,
+        samples=samples,
+        gradient=gradient,
+        resample=resample,
     )
     print(explanation.latex if latex else f"{found}\n\n{explanation}")

@@ -32,7 +32,7 @@ FORMS: dict[
     "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
     "seed": SEEDS,
 }
-ESTIMATOR = ("how", "bound", "samples", "gradient", "temperature")
+ESTIMATOR = ("how", "bound", "samples", "gradient", "resample", "temperature")
 FILE_ONLY = ("distort",)  # settings that only a configuration file can give: they have no option
 
 
@@ -130,6 +130,7 @@ How = Annotated[list[str] | None, setting_option("how")]
 BoundName = Annotated[str, setting_option("bound")]
 Samples = Annotated[int, setting_option("samples")]
 Gradient = Annotated[str, setting_option("gradient")]
+Resample = Annotated[float | None, setting_option("resample")]
 Seed = Annotated[int, setting_option("seed")]
 Prepare = Annotated[
     str | None,

@@ -247,7 +247,9 @@ def train(
     for place in places:
         refuse_taken(place, resume and place.exists())
     choices = {
-        name: given[name] for name in ("how", "bound", "samples", "gradient") if name in given
+        name: given[name]
+        for name in ("how", "bound", "samples", "gradient", "resample")
+        if name in given
     }
     known = known_rows(found, loaded.train.data)
     if speaks:

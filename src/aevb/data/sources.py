@@ -197,7 +197,13 @@ class Resident(Source):
     """
 
     def __init__(
-        self, graph: Graph, data: Mapping[str, Any], like: Tensor, places: Places = INDICES
+        self,
+        graph: Graph,
+        data: Mapping[str, Any],
+        like: Tensor,
+        places: Places = INDICES,
+        *,
+        gaps: bool = False,
     ) -> None:
         self.like, self.places = like, places
         like = like if _surely_fits(data, like) else like.new_empty((), device="cpu")
@@ -207,7 +213,9 @@ class Resident(Source):
             for name, value in data.items()
         }
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, None)
-        self.batch = prepare(graph, values, like=like, steps=steps, lengths=lengths, places=places)
+        self.batch = prepare(
+            graph, values, like=like, steps=steps, lengths=lengths, places=places, gaps=gaps
+        )
         for name, value in self.fresh.items():
             self.batch[name] = raw_on_axes(graph, name, value.values, like)
         owners = (
@@ -313,9 +321,15 @@ class Mapped(Source):
     """
 
     def __init__(
-        self, graph: Graph, data: Mapping[str, Any], like: Tensor, told: Told | None = None
+        self,
+        graph: Graph,
+        data: Mapping[str, Any],
+        like: Tensor,
+        told: Told | None = None,
+        *,
+        gaps: bool = False,
     ) -> None:
-        self.graph, self.like = graph, like
+        self.graph, self.like, self.gaps = graph, like, gaps
         self.fresh = {name: value for name, value in data.items() if isinstance(value, Fresh)}
         values, lengths = pad(
             graph,
@@ -374,7 +388,13 @@ class Mapped(Source):
         }
         steps, lengths = values.pop(STEPS, None), values.pop(LENGTHS, self.length)
         batch = prepare(
-            self.graph, values, like=self.like, first_row=start, steps=steps, lengths=lengths
+            self.graph,
+            values,
+            like=self.like,
+            first_row=start,
+            steps=steps,
+            lengths=lengths,
+            gaps=self.gaps,
         )
         self.masks |= {name for name in batch if is_mask(name)}
         if self.hashed is not None:
@@ -456,17 +476,20 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None) -> Source:
+def open_source(
+    graph: Graph, data: Any, like: Tensor, told: Told | None = None, *, gaps: bool = False
+) -> Source:
     """Open a source of batches from the user's data.
 
     The data are a mapping from variable to array or file, a file, or a torch Dataset or DataLoader.
-    ``told(rows, all)`` is called during the check of a mapped file.
+    ``told(rows, all)`` is called during the check of a mapped file. ``gaps`` allows missing values
+    that p reads, for particles.
     """
     if isinstance(data, Source):
         return data
     arrays = read_arrays(data, graph)
     if any(is_lazy(v.values if isinstance(v, Fresh) else v) for v in arrays.values()):
-        mapped = Mapped(graph, arrays, like, told)
+        mapped = Mapped(graph, arrays, like, told, gaps=gaps)
         return (
             Resident.brought(mapped)
             if like.is_cuda
@@ -478,7 +501,7 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
         name: value.values if isinstance(value, Standardised) else value
         for name, value in arrays.items()
     }
-    return Resident(graph, values, like, places_of(arrays))
+    return Resident(graph, values, like, places_of(arrays), gaps=gaps)
 
 
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:

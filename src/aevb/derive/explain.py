@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aevb.declare.families import Exact
@@ -77,7 +77,10 @@ class Writer:
         return tex if self.tex else text
 
     def symbol(self, ref: Ref) -> str:
-        """The symbol of a variable in the estimator: ˢ marks a sample, a tilde a relaxed sample."""
+        """The symbol of a variable in the estimator.
+
+        ˢ marks a sample, ᵏ a particle, a tilde a relaxed sample.
+        """
         choice = self.plan.choices.get(ref.name)
         sampled = choice is not None and not choice.draw.enumerates
         relaxed = choice is not None and choice.draw in (Draw.GUMBEL, Draw.RELAXED)
@@ -89,9 +92,16 @@ class Writer:
         }[ref.at]
         if self.tex:
             base = rf"\tilde{{{ref.name}}}" if relaxed else ref.name
-            return base + (f"_{{{index}}}" if index else "") + ("^{s}" if sampled else "")
+            mark = f"^{{{self.mark}}}" if sampled else ""
+            return base + (f"_{{{index}}}" if index else "") + mark
         below = {"": "", "0": "₀", "T": "_T", "t": "ₜ", "t-1": "ₜ₋₁", "t+1": "ₜ₊₁"}[index]
-        return ref.name + ("\u0303" if relaxed else "") + below + ("ˢ" if sampled else "")
+        mark = {"s": "ˢ", "k": "ᵏ"}[self.mark] if sampled else ""
+        return ref.name + ("\u0303" if relaxed else "") + below + mark
+
+    @property
+    def mark(self) -> str:
+        """The index of samples: s, or k for particles."""
+        return "k" if self.plan.bound == "particles" else "s"
 
     def bare(self, ref: Ref) -> str:
         """The symbol of a variable as the argument of a density, without a sample mark."""
@@ -179,9 +189,46 @@ class Writer:
         parents = ", ".join(map(self.symbol, entry.key.parents))
         return f"({parents})" if parents else ""
 
+    def weight(self, names: Iterable[str]) -> str:
+        """p / q of these variables: their part of a particle's weight."""
+        above, below = [], []
+        for name in names:
+            drawn = name in self.plan.choices
+            above.append(self.factor(self.plan.graph.rule("p", name), sampled=drawn))
+            if drawn:
+                below.append(self.factor(self.plan.graph.rule("q", name), sampled=True))
+        p, q = " ".join(above), " ".join(below)
+        if not q:
+            return p
+        bar = f"({q})" if len(below) > 1 else q
+        return self._pick(f"{p} / {bar}", rf"\frac{{{p}}}{{{q}}}")
+
+    def of_particles(self) -> str:
+        """The formula of the bound of particles: Σₜ log Σₖ Wₜ₋₁ᵏ p / q."""
+        graph, plan = self.plan.graph, self.plan
+        known = (*graph.observed, *(name for name in graph.latents if name in plan.clamped))
+        names = [*known, *plan.choices]
+        text = self._pick(
+            "Σₜ log Σₖ Wₜ₋₁ᵏ ",
+            rf"\sum_{{t}} \log \sum_{{k=1}}^{{{plan.samples}}} W_{{t-1}}^{{k}} \, ",
+        ) + self.weight(name for name in names if graph.timed[name])
+        static = [name for name in names if not graph.timed[name]]
+        late = [
+            name for name in static if any(graph.timed[ref.name] for ref in graph.reads("p", name))
+        ]
+        for at, there in (("0", [n for n in static if n not in late]), ("T", late)):
+            if there:
+                part = self.weight(there)
+                text += self._pick(
+                    f" · [{part}] at t = {at}", rf" \left[ {part} \right]_{{t={at}}}"
+                )
+        return text
+
     def estimator(self) -> str:
         """The formula of the whole estimator."""
         graph, plan = self.plan.graph, self.plan
+        if plan.bound == "particles":
+            return self.of_particles()
         log = self._pick("log ", r"\log ")
         static, timed, after = "", "", ""
         known = (*graph.observed, *(name for name in graph.latents if name in plan.clamped))
@@ -269,6 +316,49 @@ def _sample(choice: Choice, plan: Plan) -> str:
     return f"{name} ~ {write.factor(entry, sampled=False)}"
 
 
+def _resampling(plan: Plan) -> list[str]:
+    """How particles are resampled, and what the gradient makes of it."""
+    k, lines = plan.samples, []
+    for name in sorted(plan.completed):
+        lines.append(
+            f"{name}: its missing entries are drawn from p for every particle; the weight has the "
+            f"known ones only."
+        )
+    for name, family in plan.undifferentiated().items():
+        lines.append(
+            f"{name}: biased: a {family} draw has no gradient, so the gradient leaves out how the "
+            f"draws of missing entries depend on θ."
+        )
+    if not plan.resamples:
+        same = f"iwae with {k} samples" if k > 1 else "the ELBO of one sample"
+        return [*lines, f"W is never resampled, so this is the same as {same}."]
+    when = (
+        "After every step"
+        if plan.resample == 1
+        else f"After a step that leaves an effective sample size 1/Σ W² below "
+        f"{plan.resample * k:g} ({plan.resample:g} of {k}),"
+    )
+    if plan.gradient == "score":
+        unbiased = "" if plan.undifferentiated() else " It is unbiased."
+        return [
+            *lines,
+            f"resampling: W are the normalised weights after a step, 1/{k} at first. {when} each "
+            f"particle continues an ancestor drawn independently with probabilities W, and W is "
+            f"1/{k} again.",
+            "gradient: pathwise, plus Σₜ Σₖ ∇log W(ancestor of k) · (later increments − baseline). "
+            "The baseline of the next increment is the same without particle k, that of each later "
+            f"one the increment of a second filter with the same noise.{unbiased}",
+        ]
+    return [
+        *lines,
+        f"resampling: W are the normalised weights after a step, 1/{k} at first. {when} the row's "
+        f"particles are drawn anew in proportion to W (systematic resampling), and W is 1/{k} "
+        f"again.",
+        f"gradient: pathwise; {plan.resampling_bias}. "
+        f'gradient="score" includes the missing term, at the cost of a second filter.',
+    ]
+
+
 def explain(plan: Plan) -> Explanation:
     """Explain a plan: the estimator, its draws and terms, the reasons, biases and cost.
 
@@ -283,7 +373,11 @@ def explain(plan: Plan) -> Explanation:
     relation = (
         "≈" if Draw.GUMBEL in draws else "of the relaxed model ≥" if Draw.RELAXED in draws else "≥"
     )
-    name = {"elbo": "ELBO", "iwae": f"importance-weighted bound, K = {plan.samples}"}[plan.bound]
+    name = {
+        "elbo": "ELBO",
+        "iwae": f"importance-weighted bound, K = {plan.samples}",
+        "particles": f"particle bound, K = {plan.samples}",
+    }[plan.bound]
     lines = [
         f"log p({data}{given}) {relation} E of this estimator ({name}):"
         if plan.choices
@@ -323,7 +417,9 @@ def explain(plan: Plan) -> Explanation:
         lines.append(
             f"{latent}: q({latent}) cancels from this bound, so the bound cannot train q({latent})."
         )
-    if plan.gradient != "plain":
+    if plan.bound == "particles":
+        lines += _resampling(plan)
+    elif plan.gradient != "plain":
         lines.append(
             {
                 "stl": "gradient: sticking the landing; −log q is differentiated through the "

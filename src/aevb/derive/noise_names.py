@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from aevb.declare.graph import Entry
 
+RESAMPLING = "uniforms of resampling"  # no variable can have such a name
+
 
 def dropout_name(entry: Entry, layer: int) -> str:
     """Return the name of the dropout mask of a layer of a factor's network."""

@@ -21,11 +21,15 @@ from aevb.derive.axes import FIRST_SLOT
 from aevb.derive.dependence import Axis, N, S, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
-from aevb.derive.noise_names import dropout_name
+from aevb.derive.filtering import why_not_filtered
+from aevb.derive.noise_names import RESAMPLING, dropout_name
 
 Layout = dict[str, tuple[NoiseKind, tuple[int, ...]]]  # noise by name: its kind and its shape
-BOUNDS = ("elbo", "iwae")
-GRADIENTS = ("plain", "stl", "dreg")
+BOUNDS = ("elbo", "iwae", "particles")
+GRADIENTS = ("plain", "stl", "dreg", "score")
+WEIGHTED = ("iwae", "particles")  # the bounds that average weights of samples in a logarithm
+# Particles of a row are resampled where their effective sample size is below this share of them.
+RESAMPLE = 0.5
 LIMIT = 256  # the plan enumerates at most this many joint values unless the user asks for more
 
 
@@ -61,6 +65,8 @@ class Plan:
     # The noise of each entry that is drawn; see ``_noise_keys``.
     noise_keys: dict[str, str] = field(repr=False)
     completed: frozenset[str] = frozenset()  # observed variables whose missing entries p draws
+    # Under particles: the share of effective particles below which a row is resampled.
+    resample: float = 0.0
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -127,7 +133,7 @@ class Plan:
 
     def reduction(self, name: str) -> Reduction:
         """How to reduce an axis of ``order``."""
-        inside = self.bound == "iwae"
+        inside = self.bound in WEIGHTED
         if name == S.name:
             return Reduction.LOG_MEAN_EXP if inside else Reduction.MEAN
         draw = self.choices[name].draw
@@ -148,6 +154,31 @@ class Plan:
     def biased(self) -> dict[str, str]:
         """Latents whose estimator is biased, each with a description of the bias."""
         return {name: bias for name, choice in self.choices.items() if (bias := choice.draw.bias)}
+
+    @property
+    def resamples(self) -> bool:
+        """Whether particles are resampled."""
+        return self.bound == "particles" and self.samples > 1 and self.resample > 0
+
+    @property
+    def resampling_bias(self) -> str | None:
+        """A description of the gradient's bias by resampling; None if there is no bias."""
+        if not self.resamples or self.gradient == "score":
+            return None
+        return (
+            "the gradient leaves out how the chosen ancestors"
+            + (" and steps" if self.resample < 1 else "")
+            + " depend on the weights, so it is biased; the value is not"
+        )
+
+    def undifferentiated(self) -> dict[str, str]:
+        """Variables with missing entries that p draws without a gradient, with their families."""
+        return {
+            name: type(entry.spec).__name__
+            for name in sorted(self.completed)
+            for entry in self.graph.p[name].values()
+            if not entry.spec.pathwise
+        }
 
     def size(self, axis: Axis) -> int:
         """The length of an enumeration axis, or of the sample axis."""
@@ -197,21 +228,22 @@ class Plan:
     def layout(self, n: int, steps: int, *, dropout: bool) -> Layout:
         """The noise that one estimate needs: name → (kind, shape)."""
         noise: Layout = {}
-        for name in self.drawn:
+        for name in (*self.drawn, *sorted(self.completed)):
             d = self.graph.size(name)
-            for entry in self.graph.q[name].values():
+            rules = self.graph.p if name in self.completed else self.graph.q
+            for entry in rules[name].values():
                 key = self.noise_keys[entry.id]
                 if key in noise:
                     continue
-                kind, width = (
-                    ("normal", d)
-                    if self.choices[name].draw is Draw.STRATIFY
-                    else entry.spec.noise(d) or (SEED, 0)
-                )
+                stratified = name in self.choices and self.choices[name].draw is Draw.STRATIFY
+                kind, width = ("normal", d) if stratified else entry.spec.noise(d) or (SEED, 0)
                 noise[key] = (
                     kind,
                     self._shape(self.values[name], n, steps, width) if width else (),
                 )
+        if self.resamples:  # one number per row, or per particle if each chooses independently
+            apart = self.samples if self.gradient == "score" else 1
+            noise[RESAMPLING] = ("uniform", (apart, steps, n, 1))
         if dropout:
             for entry in self.graph.entries():
                 if entry.id not in self.axes or entry.spec.net is None:
@@ -247,6 +279,7 @@ def derive(
     bound: str = "elbo",
     samples: int = 1,
     gradient: str = "plain",
+    resample: float | None = None,
     clamped: frozenset[str] = frozenset(),
     partial: frozenset[str] = frozenset(),
     sampling: bool = False,
@@ -256,7 +289,7 @@ def derive(
 
     With ``sampling`` the plan only draws every latent from q, for use after training; it cannot
     estimate a bound. ``completed`` names observed variables whose missing entries are drawn from p,
-    for a particle filter.
+    for a particle filter; under particles these are all that p reads.
     """
     how = dict(how or {})
     if bound not in BOUNDS:
@@ -265,6 +298,7 @@ def derive(
         raise ValueError(f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}.")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples is a positive whole number, got {samples!r}.")
+    threshold = _threshold(bound, gradient, resample)
     for name in (*clamped, *partial):
         if name not in graph.shapes:
             raise ValueError(f"{name!r} is not a variable of this model.")
@@ -287,8 +321,21 @@ def derive(
             )
             for name, (draw, why) in draws.items()
         }
+    if bound == "particles":
+        _check_pathwise(graph, draws)
+        completed = frozenset(
+            name for name in partial if name in graph.observed and graph.is_read_by_p(name)
+        )
     drawn = tuple(name for name in latents if not draws[name][0].enumerates)
-    stages = graph.inference_stages(drawn, completed)
+    try:
+        stages = graph.inference_stages(drawn, completed)
+    except ValueError as error:
+        if not completed:
+            raise
+        raise ValueError(
+            f"{', '.join(sorted(completed))} has missing entries that p reads, which cannot be "
+            f"drawn: {error} Or fill the entries."
+        ) from None
     values, axes = find_axes(graph, draws, stages, clamped, completed)
     choices = {}
     for name in latents:
@@ -308,8 +355,9 @@ def derive(
         slots,
         axes,
         values,
-        _noise_keys(graph, drawn),
+        _noise_keys(graph, drawn, completed),
         completed,
+        threshold,
     )
     if not sampling:
         _check_combinations(plan)
@@ -382,7 +430,7 @@ def _draws(
                 Draw.PATHWISE,
                 f"a {family} sample is a differentiable function of its parameters and of noise",
             )
-        elif samples > 1 or sampling:
+        elif samples > 1 or sampling or bound == "particles":
             draws[name] = (
                 Draw.SCORE,
                 f"a {family} sample is not a differentiable function of its parameters: score "
@@ -399,16 +447,21 @@ def _draws(
 # Axes and noise -----------------------------------------------------------------------------------
 
 
-def _noise_keys(graph: Graph, drawn: tuple[str, ...]) -> dict[str, str]:
-    """The key of each drawn entry's noise: the latent's name.
+def _noise_keys(
+    graph: Graph, drawn: tuple[str, ...], completed: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """The key of each drawn entry's noise: the variable's name.
 
     An entry for the first or last step whose family needs another kind of noise has the key
-    ``z[0]`` or ``z[T]``.
+    ``z[0]`` or ``z[T]``. Latents are drawn by their entries in q, ``completed`` variables by those
+    in p.
     """
     keys = {}
-    for name in drawn:
-        usual, d = graph.rule("q", name).spec.noise(graph.size(name)), graph.size(name)
-        for entry in graph.q[name].values():
+    for name in (*drawn, *completed):
+        side = "p" if name in completed else "q"
+        d = graph.size(name)
+        usual = graph.rule(side, name).spec.noise(d)
+        for entry in (graph.p if side == "p" else graph.q)[name].values():
             keys[entry.id] = name if entry.spec.noise(d) == usual else entry.key.target.label
     return keys
 
@@ -456,11 +509,11 @@ def _term(
     unknown = next(((q, p) for q, p in pairs if closed_form_kl(q.spec, p.spec) is None), None)
     depends = conflict(graph, name, clamped)
     reason = None
-    if bound == "iwae":
-        reason = (
-            "the importance-weighted bound averages log-weights of samples; with a closed-form KL "
-            "it would be no bound"
-        )
+    if bound in WEIGHTED:
+        reason = {
+            "iwae": "the importance-weighted bound averages log-weights of samples",
+            "particles": "particles are weighted by p/q at their samples",
+        }[bound] + "; with a closed-form KL it would be no bound"
     elif gradient == "stl" and draw is Draw.PATHWISE:
         reason = "sticking the landing differentiates −log q at the sample"
     elif unknown:
@@ -521,8 +574,85 @@ def _term(
 # Which choices can be combined --------------------------------------------------------------------
 
 
+def _threshold(bound: str, gradient: str, resample: float | None) -> float:
+    """The share of effective particles below which a row is resampled; 0 for other bounds."""
+    if bound != "particles":
+        if resample is not None:
+            raise ValueError(
+                f'resample= is for bound="particles"; bound={bound!r} has no particles. Leave it '
+                f"out."
+            )
+        if gradient == "score":
+            raise ValueError(
+                'gradient="score" adds the term of resampling to the gradient of '
+                f'bound="particles"; bound={bound!r} resamples nothing. Use gradient="plain".'
+            )
+        return 0.0
+    if gradient in ("stl", "dreg"):
+        raise ValueError(
+            f'gradient={gradient!r} is derived for weights of whole samples, but bound="particles" '
+            f'resamples between steps, where it is biased. Use gradient="plain" or "score".'
+        )
+    if resample is None:
+        return 1.0 if gradient == "score" else RESAMPLE
+    if (
+        isinstance(resample, bool)
+        or not isinstance(resample, int | float)
+        or not 0 <= resample <= 1
+    ):
+        raise ValueError(
+            f"resample= is the share of effective particles below which a row is resampled, from 0 "
+            f"(never) to 1 (after every step), got {resample!r}."
+        )
+    if gradient == "score" and resample < 1:
+        why = (
+            "the weights also decide after which steps a row is resampled. Use resample=1, or "
+            "leave it out."
+            if resample
+            else 'no row is ever resampled. Use gradient="plain".'
+        )
+        raise ValueError(
+            f'gradient="score" differentiates the choice of ancestors, but with '
+            f"resample={resample:g} {why}"
+        )
+    return float(resample)
+
+
+def _check_pathwise(graph: Graph, draws: Mapping[str, tuple[Draw, str]]) -> None:
+    """Raise ValueError for latents that particles cannot draw with a pathwise gradient."""
+    for name, (draw, why) in draws.items():
+        if draw is Draw.PATHWISE:
+            continue
+        q, p = graph.rule("q", name).spec, graph.rule("p", name).spec
+        fix = 'use bound="elbo"; log_evidence(method="particles") evaluates the model by particles.'
+        if why == "as asked" and q.pathwise:
+            what, fix = f"but how= asks to draw {name} by {str(draw)!r}", "leave it out of how=."
+        elif p.finite:
+            count = p.count(graph.size(name))
+            what = f"but {name} is a {type(p).__name__} with {count} values"
+        else:
+            what = f"but q draws {name} from a {type(q).__name__}, which has no such gradient"
+            fix = f"give {name} a Normal in q, or {fix}" if draw is Draw.STRATIFY else fix
+        raise ValueError(
+            f'bound="particles" needs draws with a pathwise gradient at every step, {what}. '
+            f"{fix[0].upper()}{fix[1:]}"
+        )
+
+
 def _check_combinations(plan: Plan) -> None:
     graph, choices = plan.graph, plan.choices
+    if plan.bound == "particles":
+        carried = {name for name, axes in plan.values.items() if S in axes}
+        reason = why_not_filtered(graph, carried, plan.completed)
+        if reason is not None:
+            raise ValueError(
+                f'bound="particles" filters sequences, but {reason}. Use bound="iwae".'
+            )
+        if plan.gradient == "score" and plan.samples < 2:
+            raise ValueError(
+                'gradient="score" is the gradient of resampling, which needs samples=2 or more. '
+                'Use gradient="plain".'
+            )
     drawn = {name: choices[name].draw for name in plan.drawn}
     for name in graph.stochastic:
         plan.direction("p", name)

@@ -172,10 +172,11 @@ def _bias(run: Run) -> list[Finding]:
             bound=settings.bound,
             samples=settings.samples,
             gradient=settings.gradient,
+            resample=settings.resample,
         )
     except ValueError:  # the plan is valid only with the latents that the training data know
         return []
-    return [
+    found = [
         Finding(
             "note",
             "biased estimator",
@@ -185,3 +186,7 @@ def _bias(run: Run) -> list[Finding]:
         )
         for name, why in plan.biased.items()
     ]
+    if plan.resampling_bias:
+        text = f"Trained by particles with gradient='plain': {plan.resampling_bias}."
+        found.append(Finding("note", "biased estimator", "run", text))
+    return found

@@ -19,10 +19,11 @@ class Bound:
     For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
 
     ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
-    −log p(z|·) in rows where z is known. Under iwae the terms are diagnostics: averages with the
-    normalised importance weights. ``log_weights`` are iwae's log-weights, [K, N]; None if a latent
-    is enumerated outside them. If the KL terms have weights or free bits, ``weighted`` includes
-    them. All other fields are those of the bound itself; ``value`` then has no gradient.
+    −log p(z|·) in rows where z is known. Under iwae and particles the terms are diagnostics:
+    averages with the normalised weights. ``log_weights`` are iwae's log-weights, [K, N]; None for
+    other bounds, or if a latent is enumerated outside them. If the KL terms have weights or free
+    bits, ``weighted`` includes them. All other fields are those of the bound itself; ``value`` then
+    has no gradient.
     """
 
     value: Tensor

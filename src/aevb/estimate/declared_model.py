@@ -170,6 +170,7 @@ class DeclaredModel(nn.Module):
         bound: str = "elbo",
         samples: int = 1,
         gradient: str = "plain",
+        resample: float | None = None,
         clamped: Iterable[str] = (),
         partial: Iterable[str] = (),
     ) -> Plan:
@@ -183,6 +184,7 @@ class DeclaredModel(nn.Module):
             bound,
             samples,
             gradient,
+            resample,
             frozenset(clamped),
             frozenset(partial),
         )
@@ -193,6 +195,7 @@ class DeclaredModel(nn.Module):
                 bound=bound,
                 samples=samples,
                 gradient=gradient,
+                resample=resample,
                 clamped=frozenset(clamped),
                 partial=frozenset(partial),
             )

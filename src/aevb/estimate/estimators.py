@@ -48,6 +48,7 @@ from aevb.estimate.chain_marginals import Chain
 from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
+from aevb.estimate.particle_bound import ParticleEstimate
 from aevb.estimate.program import Program
 
 
@@ -645,6 +646,30 @@ def _component_axis(value: Tensor, slot: int) -> Tensor:
     )
 
 
+def estimator(
+    plan: Plan,
+    factors: Mapping[str, nn.Module] | nn.ModuleDict,
+    batch: Mapping[str, Tensor],
+    noise: Mapping[str, Tensor],
+    *,
+    temperature: float | Tensor = 0.5,
+    kl_weight: KLWeight = 1.0,
+) -> Estimate | ParticleEstimate:
+    """Compute one estimate of a plan; its ``bound`` method returns the bound.
+
+    ``kl_weight`` is that of the bound, for the gradient "dreg".
+    """
+    if plan.bound == "particles":
+        return ParticleEstimate(plan, factors, batch, noise)
+    scale = None
+    if plan.gradient == "dreg":  # a first pass without gradient computes the importance weights
+        with torch.no_grad():
+            scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(
+                kl_weight
+            )
+    return Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
+
+
 def estimate(
     plan: Plan,
     factors: Mapping[str, nn.Module] | nn.ModuleDict,
@@ -656,11 +681,5 @@ def estimate(
     free_bits: FreeBits | None = None,
 ) -> Bound:
     """Estimate the plan's bound for this batch and noise, one number per example."""
-    scale = None
-    if plan.gradient == "dreg":  # a first pass without gradient computes the importance weights
-        with torch.no_grad():
-            scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(
-                kl_weight
-            )
-    estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
-    return estimated.bound(kl_weight, free_bits)
+    found = estimator(plan, factors, batch, noise, temperature=temperature, kl_weight=kl_weight)
+    return found.bound(kl_weight, free_bits)

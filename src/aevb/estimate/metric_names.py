@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BOUNDS = ("elbo", "iwae", "expected", "evidence")
+BOUNDS = ("elbo", "iwae", "particles", "expected", "evidence")
 OBJECTIVE = "objective"  # what a run maximises, where that is not the bound itself
 # Entries of a row that are neither a bound nor its terms.
 BESIDES = ("step", "epoch", "lr", "phase", "gradient", "kl weight", "seconds", "note")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from aevb.derive.noise_names import RESAMPLING
 from aevb.derive.plan import Plan, derive
 from aevb.estimate.batch import split_latents
 from aevb.estimate.continuation import completed
@@ -178,7 +179,8 @@ class ParticleFilter:
     def __iter__(self) -> Iterator[ParticleStep]:
         """Run the filter, step by step."""
         values, k, n = self.values, self.k, self.values.n
-        log_w = torch.full((k, n), -math.log(k), dtype=self.dtype, device=values.like.device)
+        even = torch.full((k, n), -math.log(k), dtype=self.dtype, device=values.like.device)
+        log_w = even
         for t in range(values.steps):
             terms = values.advance(t)
             new = self.log_weight(terms).to(self.dtype)
@@ -188,7 +190,7 @@ class ParticleFilter:
             yield ParticleStep(t, increment, log_w, ess, values.now, terms, ancestors, chosen)
             if ancestors is not None:
                 values.pick(ancestors)
-                log_w = torch.where(chosen, torch.full_like(log_w, -math.log(k)), log_w)
+                log_w = torch.where(chosen, even, log_w)
 
     def _ancestors(self, log_w: Tensor, ess: Tensor, t: int) -> tuple[Tensor | None, Tensor]:
         """The particles that the next step continues, and the rows that are resampled."""
@@ -254,9 +256,6 @@ class ParticleFilter:
         if value is None:
             value = self.values._value(name, step.t)
         return value.expand(self.k, 1, self.values.n, value.shape[-1])
-
-
-RESAMPLING = "resampling"  # the name of its uniforms in a noise
 
 
 def log_weight_of(terms: Terms) -> Tensor:

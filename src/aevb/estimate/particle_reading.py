@@ -86,6 +86,7 @@ class StepReader:
         self.before: dict[str, Tensor] = {}  # values at the previous step
         self._outer: dict[str, Sequence[Tensor] | None] = {}
         self._cut: dict[str, Sequence[Tensor]] = {}
+        self._within: dict[str, Tensor | None] = {}  # by entry, the steps with parents inside
         self._here: dict[tuple[str, str], list[At]] = {}  # distributions at the current step
 
     def _compute_outside(self) -> list[str]:
@@ -136,7 +137,9 @@ class StepReader:
         first = entries["first"] if t == 0 and "first" in entries else None
         inside = None  # a node is zero where all its parents lie outside the sequence
         if self.graph.timed[name] and first is None:
-            masks = self.programs[side]._inside(rule)
+            if rule.id not in self._within:
+                self._within[rule.id] = self.programs[side]._inside(rule)
+            masks = self._within[rule.id]
             inside = None if masks is None else masks.narrow(0, t, 1)
         if isinstance(factor, Recurrence):
             state = self.states.get(name) or factor.initial(self.like.new_zeros(1, 1, 1))

@@ -9,6 +9,7 @@ import torch.distributions as td
 from torch import Tensor, nn
 
 from aevb.declare.conditionals import Factor
+from aevb.declare.deterministic import Recurrence
 from aevb.declare.evaluation_order import schedule
 from aevb.derive.plan import Plan
 from aevb.estimate import noise as noises
@@ -37,6 +38,7 @@ class ParticleValues(StepReader):
         self.of_p = self._nodes_of_p() if past is not None else []
         static = [name for name in self.graph.stochastic if not self.graph.timed[name]]
         self.late = [name for name in static if self._reads_steps(name)]
+        self.read_later = self._read_later()
 
     def _nodes_of_p(self) -> list[str]:
         """The nodes with a time axis that p draws or computes after the past, in p's order."""
@@ -46,6 +48,18 @@ class ParticleValues(StepReader):
             if self.graph.timed[name] and self._carried(name)
         }
         return [node for stage in schedule(reads, "p") for node in stage.nodes]
+
+    def _read_later(self) -> set[str]:
+        """The values that a later step reads; all other values are computed anew before."""
+        if self.past is not None:  # after the past, nodes of q keep their last values
+            return {*self.graph.timed, *(f"{name}[0]" for name in self.graph.timed)}
+        found = {name for name, timed in self.graph.timed.items() if not timed}
+        for entry in self.graph.entries():
+            # A recurrence reads itself from its state.
+            own = entry.key.name if isinstance(self.factors[entry.id], Recurrence) else None
+            found |= {ref.name for ref in entry.key.parents if ref.lag and ref.name != own}
+            found |= {f"{ref.name}[0]" for ref in entry.key.parents if ref.at == "first"}
+        return found
 
     def _reads_steps(self, name: str) -> bool:
         """Return whether p's factor of a static variable reads a sampled sequence.
@@ -155,10 +169,13 @@ class ParticleValues(StepReader):
 
     def pick(self, index: Tensor) -> None:
         """Let particle k of row n continue particle ``index[k, n]``."""
-        self.now = {name: picked(value, index) for name, value in self.now.items()}
+        rows = rows_of(index)
+        self.now = {
+            name: picked(value, rows) if name in self.read_later else value
+            for name, value in self.now.items()
+        }
         self.states = {
-            name: tuple(picked(part, index) for part in state)
-            for name, state in self.states.items()
+            name: tuple(picked(part, rows) for part in state) for name, state in self.states.items()
         }
 
     # Terms ----------------------------------------------------------------------------------------
@@ -289,10 +306,15 @@ class ParticleValues(StepReader):
         return self._slices(f"noise of {key}", lambda: noise)[t]
 
 
-def picked(value: Tensor, index: Tensor) -> Tensor:
-    """Return the values [K, 1, N, d] of the particles ``index`` [K, N]."""
-    shape = (index.shape[0], 1, index.shape[1], value.shape[-1])
-    return value.expand(shape).gather(0, index[:, None, :, None].expand(shape))
+def rows_of(index: Tensor) -> Tensor:
+    """Return the particles ``index`` [K, N] as rows of K · N values."""
+    n = index.shape[1]
+    return (index * n + torch.arange(n, device=index.device)).reshape(-1)
+
+
+def picked(value: Tensor, rows: Tensor) -> Tensor:
+    """Return the values [K, 1, N, d] of the particles ``rows``."""
+    return value.reshape(-1, value.shape[-1]).index_select(0, rows).view(value.shape)
 
 
 def _widened(dist: td.Distribution, lead: tuple[int, int, int]) -> td.Distribution:

@@ -49,7 +49,7 @@ def why_not_filtered(model: DeclaredModel, completed: frozenset[str] = frozenset
     except ValueError as error:
         if not completed:
             raise
-        return f"the missing entries of {', '.join(sorted(completed))} cannot be drawn: {error}"
+        return str(error).rstrip(".")
     drawn = {name for name, axes in plan.values.items() if S in axes}
     return filtering.why_not_filtered(model.graph, drawn, completed)
 

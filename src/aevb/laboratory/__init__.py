@@ -28,7 +28,6 @@ from typing import Any
 import torch
 
 from aevb.data.sources import Source, open_source
-from aevb.derive.plan import BOUNDS
 from aevb.estimate.batch import Batch
 from aevb.laboratory.measurement import (
     Moments,
@@ -65,7 +64,7 @@ def compare_estimators(
     rows: int = 50,
     replicates: int = 64,
     samples: Sequence[int] = (1, 10),
-    bounds: Sequence[str] = BOUNDS,
+    bounds: Sequence[str] = ("elbo", "iwae"),
     temperatures: Sequence[float] = (0.1, 0.5, 1.0),
     how: How | Sequence[How] | None = None,
     rounds: int = 15,

@@ -21,9 +21,14 @@ def advise(laboratory: Laboratory) -> Iterator[str]:
     for target in laboratory.targets:
         best = laboratory.best(target)
         if best is None:
+            remedy = (
+                'gradient="score" is unbiased, for particles resampled independently'
+                if target.name.startswith("particles")
+                else "Use samples=2 or more for the unbiased score function"
+            )
             yield (
-                f"{target.name}: no unbiased way was measured here, so biases are unknown. Use "
-                f"samples=2 or more for the unbiased score function."
+                f"{target.name}: no unbiased way was measured here, so biases are unknown. "
+                f"{remedy}."
             )
             continue
         yield f"{target.name}: {_described(best)}. {_why(laboratory, target, best)}"

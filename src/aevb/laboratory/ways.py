@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aevb.declare.graph import Graph
 from aevb.derive.draws import DRAWS, TERMS, Draw, Term
-from aevb.derive.plan import GRADIENTS, Plan
+from aevb.derive.plan import GRADIENTS, WEIGHTED, Plan
 from aevb.estimate.batch import split_latents
 from aevb.model import Model
 
@@ -54,6 +54,12 @@ class Way:
         """
         if self.plan.bound == "elbo":
             return "elbo"
+        if self.plan.bound == "particles":  # how they are resampled changes the expectation
+            scheme = "independently" if self.plan.gradient == "score" else "systematically"
+            when = (
+                f", resampled {scheme} below {self.plan.resample:g}" if self.plan.resamples else ""
+            )
+            return f"particles K={self.plan.samples}{when}"
         taken = {Draw.ENUMERATE: "enumerated", Draw.SUM: "summed", Draw.STRATIFY: "stratified"}
         placed = {
             name: taken.get(choice.draw, "drawn") for name, choice in self.plan.choices.items()
@@ -68,7 +74,7 @@ class Way:
     @property
     def unbiased(self) -> bool:
         """Whether value and gradient are unbiased by derivation."""
-        return not self.plan.biased
+        return not self.plan.biased and self.plan.resampling_bias is None
 
 
 def find_ways(
@@ -109,9 +115,11 @@ def find_ways(
     refused: dict[str, str] = {}
     accepted: list[How] = []
     for bound, k in ((bound, k) for bound in bounds for k in samples):
-        if bound == "iwae" and k == 1:  # this is the ELBO with sampled terms
+        if bound in WEIGHTED and k == 1:  # this is the ELBO with sampled terms
             continue
         for one, gradient in requests:
+            if gradient == "score" and bound != "particles":  # it is that of resampling
+                continue
             asked = (
                 f"{bound} K={k}: "
                 f"{', '.join(f'{name} {word}' for name, word in one.items()) or 'as derived'}, "

@@ -174,7 +174,7 @@ def _title(name: str) -> str:
 
 def _best(columns: Mapping[str, Column], judge: str | None) -> Best | None:
     """Return the best validation, the first of equal ones."""
-    for name in ("iwae", "elbo", "evidence") if judge is None else (judge,):
+    for name in ("particles", "iwae", "elbo", "evidence") if judge is None else (judge,):
         found = columns.get(Metric(name, validation=True).key)
         if found is not None:
             best: Best | None = None

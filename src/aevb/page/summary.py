@@ -48,6 +48,7 @@ def _model(model: Model, run: Run | None) -> dict[str, Any]:
             "bound": settings.bound,
             "samples": settings.samples,
             "gradient": settings.gradient,
+            "resample": settings.resample,
         }
     return model_parts(model, **choices) | {"text": str(model)}
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from aevb.declare.families import Exact
+from aevb.derive.plan import WEIGHTED
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.training.job import Job
@@ -92,10 +93,10 @@ def _check_penalties(job: Job) -> None:
     s = job.settings
     if s.schedule.objective != "bound":
         return
-    if s.has_free_bits and s.bound == "iwae":
+    if s.has_free_bits and s.bound in WEIGHTED:
         raise ValueError(
-            'free_bits= compares KL terms with a number, but bound="iwae" has no KL terms: they '
-            'are inside its logarithm. Use bound="elbo", or leave free_bits= out.'
+            f'free_bits= compares KL terms with a number, but bound="{s.bound}" has no KL terms: '
+            'they are inside its logarithm. Use bound="elbo", or leave free_bits= out.'
         )
     for name, differs in (("beta", s.has_beta), ("free_bits", s.has_free_bits)):
         value = getattr(s, name)

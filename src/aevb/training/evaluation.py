@@ -14,8 +14,10 @@ from aevb.data.sources import Source
 from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
-from aevb.estimate.estimators import Estimate
+from aevb.estimate.continuation import completed
+from aevb.estimate.estimators import Estimate, estimator
 from aevb.estimate.metric_names import OBJECTIVE
+from aevb.estimate.particle_bound import ParticleEstimate
 from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.evidence.sampling import importance
@@ -100,7 +102,11 @@ class Evaluation:
         seed: int = 0,
         settings: Settings | None = None,
     ) -> None:
-        """``settings`` adds the objective of a run, if ``beta`` or ``free_bits`` changes it."""
+        """``settings`` are those of a run.
+
+        They say how particles are resampled, and add the objective of the run if ``beta`` or
+        ``free_bits`` changes it.
+        """
         self.model, self.source, self.how, self.bound, self.samples, self.seed = (
             model,
             source,
@@ -110,7 +116,14 @@ class Evaluation:
             seed,
         )
         self.penalties = settings if settings is not None and settings.penalised else None
-        self.exact = why_not_exact(model) is None
+        self.resampling = (
+            {"gradient": settings.gradient, "resample": settings.resample}
+            if settings is not None and bound == "particles"
+            else {}
+        )
+        # The exact evidence does not marginalise missing values that p reads.
+        gaps = completed(model.graph, source.take(torch.arange(1)))
+        self.exact = why_not_exact(model) is None and not gaps
         chunk = max(1, (ROWS_ON_GPU if source.like.is_cuda else ROWS) // samples)
         self.parts = [
             range(start, min(source.n, start + chunk)) for start in range(0, source.n, chunk)
@@ -138,7 +151,7 @@ class Evaluation:
         if rows not in known:
             known[rows] = self.source.take(torch.arange(rows.start, rows.stop))
         batch = known[rows]
-        plan = _plan(self.model, batch, self.how, self.bound, self.samples)
+        plan = _plan(self.model, batch, self.how, self.bound, self.samples, self.resampling)
         return (
             batch,
             plan,
@@ -149,7 +162,7 @@ class Evaluation:
         """The sums over all rows, one for each of ``names``."""
         totals: dict[str, Tensor] = {}
         for batch, plan, noise in parts:
-            estimated = Estimate(plan, self.model.factors, batch, noise)
+            estimated = estimator(plan, self.model.factors, batch, noise)
             bound = estimated.bound()
             found = {self.bound: bound.value, **bound.terms} | (
                 _exactly(self.model, batch) if self.exact else {}
@@ -241,7 +254,9 @@ def _exactly(model: Model, batch: Batch) -> dict[str, Tensor]:
     return found
 
 
-def _parts_of_objective(estimated: Estimate, penalties: Settings) -> dict[str, Tensor]:
+def _parts_of_objective(
+    estimated: Estimate | ParticleEstimate, penalties: Settings
+) -> dict[str, Tensor]:
     """Return the objective without free bits, and the KL terms and rows of latents that have them.
 
     The free bits are compared with the mean over all rows, so that the result does not depend on
@@ -251,8 +266,9 @@ def _parts_of_objective(estimated: Estimate, penalties: Settings) -> dict[str, T
     betas = {name: penalties.beta_of(name) for name in latents}
     found = {OBJECTIVE: estimated.bound(betas).objective}
     free = [name for name in latents if penalties.free_bits_of(name)]
-    for name, kl, rows in zip(free, *estimated.kl_totals(free), strict=True) if free else ():
-        found |= {f"{_FREE} {name}": kl, f"{_ROWS} {name}": rows}
+    if free and isinstance(estimated, Estimate):  # weighted bounds have no free bits
+        for name, kl, rows in zip(free, *estimated.kl_totals(free), strict=True):
+            found |= {f"{_FREE} {name}": kl, f"{_ROWS} {name}": rows}
     return found
 
 
@@ -270,10 +286,16 @@ def _with_objective(totals: Mapping[str, Tensor], penalties: Settings) -> dict[s
 
 
 def _plan(
-    model: Model, batch: Batch, how: Mapping[str, str] | None, bound: str, samples: int
+    model: Model,
+    batch: Batch,
+    how: Mapping[str, str] | None,
+    bound: str,
+    samples: int,
+    resampling: Mapping[str, Any],
 ) -> Plan:
     clamped, partial = split_latents(model.graph, batch)
     choices: dict[str, Any] = {
+        **resampling,
         "bound": bound,
         "samples": samples,
         "clamped": clamped,

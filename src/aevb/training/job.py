@@ -97,7 +97,8 @@ def prepare_job(
         )
     world = join(like.device)
     world.copy_first(list(model.state_dict().values()))
-    source = open_source(model.graph, data, like, Checking(progress if world.first else False))
+    checking = Checking(progress if world.first else False)
+    source = open_source(model.graph, data, like, checking, gaps=settings.fills_gaps)
     markers = (
         array_warnings(data, model.graph.observed)
         if look_for_markers and isinstance(data, Mapping)
@@ -173,6 +174,7 @@ def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:
         bound=settings.bound,
         samples=settings.samples,
         gradient=settings.gradient,
+        resample=settings.resample,
         clamped=clamped,
         partial=partial,
     )

@@ -329,7 +329,8 @@ class Training:
         if data is None:
             return None
         shown = Checking(progress if self.job.world.first else False, "validation")
-        return open_source(self.model.graph, data, self.model._parameter(), shown)
+        like, gaps = self.model._parameter(), self.settings.fills_gaps
+        return open_source(self.model.graph, data, like, shown, gaps=gaps)
 
     def _watch(
         self, progress: bool | None, tensorboard: bool, closing: ExitStack, *, anew: bool

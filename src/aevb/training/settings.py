@@ -112,11 +112,20 @@ class Settings:
         "How to take the expectation over each latent, by latent; overrides the plan's choice.",
         make=dict,
     )
-    bound: str = _setting("Bound on the evidence: elbo or iwae.", "elbo")
-    samples: int = _setting("Samples per example.", 1)
+    bound: str = _setting(
+        "Bound on the evidence: elbo, iwae, or particles (for sequences, by a particle filter).",
+        "elbo",
+    )
+    samples: int = _setting("Samples, or particles, per example.", 1)
     gradient: str = _setting(
-        "Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).",
+        "Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised). "
+        "For particles plain, or score, which includes the gradient of resampling.",
         "plain",
+    )
+    resample: float | None = _setting(
+        "Share of effective particles below which a row is resampled, from 0 (never) to 1. With 1 "
+        "it is resampled after every step. By default 0.5, or 1 with gradient score.",
+        None,
     )
     temperature: float = _setting("Temperature of relaxed samples (gumbel).", 0.5)
     validate_every: int | None = _setting("Steps between validations. By default one epoch.", None)
@@ -202,6 +211,14 @@ class Settings:
             raise ValueError(
                 f"schedule is joint(), alternate(…), em() or mle(), got {self.schedule!r}."
             )
+        if self.resample is not None and (
+            isinstance(self.resample, bool)
+            or not isinstance(self.resample, int | float)
+            or not 0 <= self.resample <= 1
+        ):
+            raise ValueError(
+                f"resample is a share of the particles, from 0 to 1, got {self.resample!r}."
+            )
         for name in ("bound", "gradient"):  # the plan checks the word itself
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} is a word, got {getattr(self, name)!r}.")
@@ -223,6 +240,11 @@ class Settings:
         if self.schedule.objective != "bound":
             return "evidence"
         return OBJECTIVE if self.penalised else self.bound
+
+    @property
+    def fills_gaps(self) -> bool:
+        """Whether the run draws missing values that p reads: training by particles does."""
+        return self.bound == "particles" and self.schedule.objective == "bound"
 
     @property
     def penalised(self) -> bool:

@@ -82,13 +82,21 @@ class SettingsOptions(TypedDict, total=False):
     Default: {}.
     """
     bound: str
-    """Bound on the evidence: elbo or iwae. Default: "elbo"."""
-    samples: int
-    """Samples per example. Default: 1."""
-    gradient: str
-    """Gradient estimator: plain, stl (sticking the landing) or dreg (doubly reparameterised).
+    """Bound on the evidence: elbo, iwae, or particles (for sequences, by a particle filter).
 
-    Default: "plain".
+    Default: "elbo".
+    """
+    samples: int
+    """Samples, or particles, per example. Default: 1."""
+    gradient: str
+    """Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised).
+
+    For particles plain, or score, which includes the gradient of resampling. Default: "plain".
+    """
+    resample: float | None
+    """Share of effective particles below which a row is resampled, from 0 (never) to 1.
+
+    With 1 it is resampled after every step. By default 0.5, or 1 with gradient score.
     """
     temperature: float
     """Temperature of relaxed samples (gumbel). Default: 0.5."""

@@ -28,6 +28,13 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             f"{job.settings.bound} and its terms are reported without them."
         )
         yield Event(events.OBJECTIVE, "run", text)
+    if job.settings.fills_gaps:
+        for name, family in job.plan.undifferentiated().items():
+            text = (
+                f"Missing values of {name} are drawn from p. A {family} draw has no gradient, so "
+                f"the gradient leaves out how these draws depend on p."
+            )
+            yield Event(events.BIASED, name, text)
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
     if job.compiling is not None and job.compiling.compile:
