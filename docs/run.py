@@ -1,6 +1,6 @@
 """Run the Python and the commands of a document, and write the output of each block into it.
 
-python docs/run.py README.md docs/guide.md docs/tables.md docs/scikit_learn.md
+python docs/run.py README.md docs/guide.md docs/tables.md docs/scikit_learn.md docs/series.md
 
 Blocks marked ``python`` run in order, in one namespace and an empty folder. A block marked ``text``
 right after such a block is its output, and is written again. A block marked ``sh`` runs only if its

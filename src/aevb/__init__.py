@@ -43,6 +43,7 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
         "Poisson",
         "StudentT",
     ),
+    "forecasting": ("Beliefs", "Forecast"),
     "laboratory": ("compare_estimators",),
     "loading": ("from_declaration", "load"),
     "model": ("Model",),

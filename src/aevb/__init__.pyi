@@ -29,6 +29,7 @@ from aevb.diagnostics import Diagnosis, diagnose
 from aevb.estimate.bound import Bound
 from aevb.evidence import AIS, Evidence, Particles, bidirectional
 from aevb.evidence.amortisation import Gap
+from aevb.forecasting import Beliefs, Forecast
 from aevb.laboratory import compare_estimators
 from aevb.loading import from_declaration, load
 from aevb.model import Model
@@ -45,6 +46,7 @@ __all__ = [
     "AIS",
     "GRU",
     "LSTM",
+    "Beliefs",
     "Bernoulli",
     "Beta",
     "Bound",
@@ -55,6 +57,7 @@ __all__ = [
     "Diagnosis",
     "Evidence",
     "Exact",
+    "Forecast",
     "Gap",
     "Laplace",
     "Mixture",

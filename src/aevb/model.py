@@ -23,6 +23,8 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
+from aevb.evidence.methods import why_not_filtered
+from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
 from aevb.posterior.training_record import Teaching
@@ -363,6 +365,103 @@ class Model(DeclaredModel):
                 weigh_gaps=True,
             ),
             samples,
+        )
+
+    # Sequences ------------------------------------------------------------------------------------
+
+    @sharing_cores()
+    def forecast(
+        self,
+        *,
+        steps: int | None = None,
+        samples: int = 500,
+        given: Mapping[str, Any] | None = None,
+        method: str = "auto",
+        seed: int | None = None,
+        lengths: Any = None,
+        **past: Any,
+    ) -> Forecast:
+        """Forecast the observed variables for ``steps`` steps after the end of each row.
+
+        ``past`` holds the data so far; missing entries (NaN) are marginalised out, and rows may
+        have different ``lengths``. A given variable with a time axis also needs its future,
+        ``given={"u": u}`` of shape [N, steps, size].
+
+        The result has ``mean``, ``sd``, ``draws`` (joint over variables and steps), ``quantile``,
+        ``interval``, ``log_prob`` and ``plot``. ``method="auto"`` is exact where the evidence is
+        exact (Kalman filter, forward algorithm); otherwise a particle filter with q as proposal
+        runs to the end of the past, and p continues ``samples`` of its particles. "q" draws the
+        past's latents from q. The attribute ``method`` of the result says which one it is.
+
+        >>> from aevb import Normal
+        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1)}
+        >>> model = Model(p, q={"z[t] | x[t]": Normal()})
+        >>> forecast = model.forecast(steps=12, x=torch.zeros(1, 30, 1), seed=0)
+        >>> forecast.mean["x"].shape, forecast.draws["x"].shape, forecast.method
+        (torch.Size([1, 12, 1]), torch.Size([500, 1, 12, 1]), 'exact')
+        """
+        return forecast_of(
+            self,
+            self.teaching,
+            past,
+            steps=steps,
+            samples=samples,
+            given=given,
+            method=method,
+            seed=seed,
+            lengths=lengths,
+        )
+
+    @sharing_cores()
+    def filter(
+        self,
+        *,
+        samples: int = 500,
+        method: str = "auto",
+        seed: int | None = None,
+        lengths: Any = None,
+        **data: Any,
+    ) -> Beliefs:
+        """Beliefs about the latents at each step given the data up to it, p(z[t] | x[0..t]).
+
+        The result has ``mean``, ``sd`` and ``probs`` by latent, and ``["z"]`` as a distribution
+        where it is known. ``method="auto"`` is exact where the evidence is exact, otherwise a
+        particle filter with q as proposal. "q" is q's own belief, if q reads no later data.
+        """
+        return filter_of(
+            self,
+            self.teaching,
+            data,
+            samples=samples,
+            method=method,
+            seed=seed,
+            lengths=lengths,
+        )
+
+    @sharing_cores()
+    def smooth(
+        self,
+        *,
+        samples: int = 500,
+        method: str = "auto",
+        seed: int | None = None,
+        lengths: Any = None,
+        **data: Any,
+    ) -> Beliefs:
+        """Beliefs about the latents at each step given all data, p(z[t] | x).
+
+        As :meth:`filter`. By particles, ``samples`` paths are drawn by backward simulation where
+        p is Markov in its latents, otherwise they are the lines of the last particles; ``why`` of
+        the result says which. "q" is q's posterior, which smooths only if q reads later data.
+        """
+        return smooth_of(
+            self,
+            self.teaching,
+            data,
+            samples=samples,
+            method=method,
+            seed=seed,
+            lengths=lengths,
         )
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:

@@ -46,6 +46,7 @@ UNTRAINED = (
     "explain(how=",
     "explain(partial=",
     "draws.shape",
+    'given={"rain"',
 )
 
 
@@ -65,7 +66,8 @@ def smaller(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/guide.md", "docs/tables.md", "docs/scikit_learn.md"]
+    "name",
+    ["README.md", "docs/guide.md", "docs/tables.md", "docs/scikit_learn.md", "docs/series.md"],
 )
 def test_every_block_runs_and_prints_what_the_page_shows(name):
     found = runner().printed(ROOT / name, smaller)

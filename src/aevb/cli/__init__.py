@@ -25,6 +25,7 @@ from aevb.cli import (
     use,
 )
 from aevb.cli import explain as look
+from aevb.cli import forecast as forecast_command
 from aevb.cli import page as page_command
 from aevb.cli.options import in_its_words
 from aevb.runtime.contention import sharing_cores
@@ -67,6 +68,8 @@ app.command(rich_help_panel="Runs")(compare.compare)
 app.command(rich_help_panel="Runs")(use.sample)
 app.command(rich_help_panel="Runs")(use.encode)
 app.command(rich_help_panel="Runs")(use.impute)
+app.command(rich_help_panel="Runs of series")(forecast_command.forecast)
+app.command(rich_help_panel="Runs of series")(forecast_command.smooth)
 app.command(rich_help_panel="Runs of tables")(score_table.score)
 app.command(rich_help_panel="Runs of tables")(cluster_table.cluster)
 app.command(rich_help_panel="Runs")(doctor.doctor)

@@ -29,6 +29,7 @@ def write(
     exact: bool = False,
     lengths: np.ndarray | None = None,
     numbers: Lines | None = None,
+    begins: np.ndarray | None = None,
 ) -> None:
     """Write one array per variable to a file.
 
@@ -36,7 +37,8 @@ def write(
     from ``columns`` if their number fits. It has one line per row, or, with ``timed`` variables,
     one line per step, and ``lengths`` gives the number of steps of each row. Rows and steps are
     counted from 0, or numbered as in the table ``numbers``. A .csv has six digits per number, or
-    with ``exact=True`` as many digits as reading the number back exactly needs.
+    with ``exact=True`` as many digits as reading the number back exactly needs. ``begins`` holds
+    the number of each row's first step, counted from 0.
     """
     import numpy as np
 
@@ -75,6 +77,7 @@ def write(
     if timed:
         names = [*(("row", "step") if numbers is None else numbers.keys.names), *names]
         rows, steps = real.nonzero()
+        steps = steps if begins is None else steps + begins[rows]
         counted = (
             f"{row},{step}," for row, step in zip(rows.tolist(), steps.tolist(), strict=True)
         )

@@ -98,7 +98,7 @@ def evaluate(
 
     if evidence is not None:
         check_evidence(evidence)
-    data = _one_file(file, data)
+    data = one_file(file, data)
     if is_table_run(run):
         refuse_options({"--prepare": prepare})
         evaluate_table(
@@ -364,7 +364,7 @@ def encode(
     """
     import numpy as np
 
-    data = _one_file(file, data)
+    data = one_file(file, data)
     if is_table_run(run):
         refuse_options({"--prepare": prepare})
         encode_table(run, data, missing, out, seed, unknown_levels=unknown_levels)
@@ -432,7 +432,7 @@ def impute(
     from aevb.data.datasets import in_units, load
     from aevb.estimate.batch import pad
 
-    data = _one_file(file, data)
+    data = one_file(file, data)
     if is_table_run(run):
         impute_table(run, data, missing, out, seed, unknown_levels=unknown_levels, std=std)
         return
@@ -473,7 +473,7 @@ def impute(
     )
 
 
-def _one_file(file: str | None, data: str | None) -> str | None:
+def one_file(file: str | None, data: str | None) -> str | None:
     """The file after the run, or that of --data."""
     if file is not None and data is not None:
         raise ValueError(f"Two files are named: {file} and --data {data}. Name one.")

@@ -26,6 +26,7 @@ RESERVED = (
     "self",
     "steps",
     "lengths",
+    "given",
     "how",
     "bound",
     "samples",

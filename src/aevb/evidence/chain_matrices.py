@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aevb.evidence.gaussian_belief import Belief, Column, Rule, apply, cat_broadcast
-from aevb.evidence.gaussian_chain import Chain, ChainError, LogLikelihood
+from aevb.evidence.gaussian_chain import Chain, ChainError, LogLikelihood, Smoother
 from aevb.evidence.square_root_belief import RootBelief
 
 Blocks = dict[Column, Tensor]  # an absent block is zero
@@ -91,13 +91,122 @@ def log_likelihood(
     Return None if an innovation covariance is not positive definite. ``following`` maps each column
     of a step to the column of the next state, in the state's order.
     """
+    laid, lead, _ = _assembled(step, state, following, observed, values, keep)
+    if backwards:
+        laid = [part if part is None or len(part) == 1 else part.flip(0) for part in laid]
+    try:
+        found: Tensor = LogLikelihood.apply(*laid)  # type: ignore[no-untyped-call]
+    except ChainError:
+        return None
+    return found.reshape(*lead, 1, -1)
+
+
+class Moments(NamedTuple):
+    """Moments of u_t and y_t given y_0 … y_t (filtered) or all data (smoothed), and log p.
+
+    ``columns`` and ``seen`` are the places of the variables in u and in y. The moments of y are
+    those of H u + d + noise: they are right for missing entries, if the noise of known ones beside
+    them is independent. ``left`` is the smallest share of a filtered variance that smoothing left.
+    """
+
+    columns: dict[Column, slice]
+    seen: dict[str, slice]
+    mean: Tensor  # [axes.., T, N, D]
+    covariance: Tensor  # [axes.., T, N or 1, D, D]
+    seen_mean: Tensor  # [axes.., T, N, M]
+    seen_covariance: Tensor  # [axes.., T, N or 1, M, M]
+    so_far: Tensor  # log p(y_0 … y_t), [axes.., T, N]
+    left: float
+
+
+def chain_moments(
+    step: Step,
+    state: Belief | RootBelief,
+    following: Mapping[Column, Column],
+    observed: Sequence[Rule],
+    names: Sequence[str],
+    values: Tensor,
+    keep: Tensor | None,
+    asked: Sequence[Column],
+    *,
+    smoothed: bool,
+) -> Moments | None:
+    """Return moments of the columns ``asked`` and of the state, without gradients.
+
+    ``names`` are those of the observed variables. Return None if an innovation covariance is not
+    positive definite.
+    """
+    laid, lead, columns = _assembled(step, state, following, observed, values, keep, asked)
+    chain = Chain(*(None if part is None else part.detach().numpy() for part in laid))
+    left = 1.0
+    with np.errstate(all="ignore"):
+        try:
+            found = Smoother(chain)
+        except ChainError:
+            return None
+        mean, covariance = found.mean, found.filtered
+        if smoothed:
+            mean, after = found.smoothed()
+            share = _diagonals(after)[..., _places(columns, asked)]
+            before = _diagonals(covariance)[..., _places(columns, asked)]
+            there = before > 0
+            left = float((share[there] / before[there]).min(initial=1.0))
+            covariance = after
+        covariance = found.by_row(covariance)
+        seen = chain.H @ covariance @ np.swapaxes(chain.H, -1, -2) + chain.R
+        if chain.H.shape[2] == 1:
+            seen_mean = mean @ np.swapaxes(chain.H[:, :, 0], -1, -2) + chain.d
+        else:
+            seen_mean = (chain.H @ mean[..., None])[..., 0] + chain.d
+
+    def leading(part: np.ndarray) -> Tensor:
+        """Reshape [T, K, …] to [axes.., T, …]."""
+        whole = torch.from_numpy(np.ascontiguousarray(np.swapaxes(part, 0, 1)))
+        if whole.shape[0] == 1:
+            return whole.reshape(*[1] * len(lead), *whole.shape[1:])
+        return whole.reshape(*lead, *whole.shape[1:])
+
+    so_far = found.increments.cumsum(0)
+    places, start = {}, 0
+    for name, rule in zip(names, observed, strict=True):
+        places[name] = slice(start, start := start + rule.offset.shape[-1])
+    return Moments(
+        columns,
+        places,
+        leading(mean),
+        leading(covariance),
+        leading(seen_mean),
+        leading(seen),
+        leading(so_far),
+        left,
+    )
+
+
+def _diagonals(matrices: np.ndarray) -> np.ndarray:
+    return matrices.diagonal(axis1=-2, axis2=-1)
+
+
+def _places(columns: Mapping[Column, slice], asked: Sequence[Column]) -> list[int]:
+    return [i for column in asked for i in range(columns[column].start, columns[column].stop)]
+
+
+def _assembled(
+    step: Step,
+    state: Belief | RootBelief,
+    following: Mapping[Column, Column],
+    observed: Sequence[Rule],
+    values: Tensor,
+    keep: Tensor | None,
+    asked: Sequence[Column] = (),
+) -> tuple[list[Tensor | None], tuple[int, ...], dict[Column, slice]]:
+    """Return the parts of the chain, its leading axes, and the places of the columns of u."""
     read = [
         column
         for rule in observed
         for column in rule.matrices
         if column in step.variables or column in step.sizes
     ]
-    columns = list(dict.fromkeys([*following, *read]))
+    columns = list(dict.fromkeys([*following, *read, *asked]))
     for column in columns:
         if column not in step.variables:
             step.keep(column)
@@ -151,13 +260,10 @@ def log_likelihood(
         None if part is None else _laid_out(part, event, lead)
         for part, event in zip(parts, events, strict=True)
     ]
-    if backwards:
-        laid = [part if part is None or len(part) == 1 else part.flip(0) for part in laid]
-    try:
-        found: Tensor = LogLikelihood.apply(*laid)  # type: ignore[no-untyped-call]
-    except ChainError:
-        return None
-    return found.reshape(*lead, 1, -1)
+    places, start = {}, 0
+    for column, size in sizes.items():
+        places[column] = slice(start, start := start + size)
+    return laid, tuple(lead), places
 
 
 def _laid_out(part: Tensor, event: int, lead: Sequence[int]) -> Tensor:

@@ -19,6 +19,7 @@ from aevb.declare.conditionals import Factor
 from aevb.derive.axes import over_time
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of, variable_of
+from aevb.evidence.chain_marginals import by_chain
 from aevb.evidence.exact import AT_ONCE, INTEGRAL, Term, discrete_terms, integral_term, log_sum
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
@@ -147,8 +148,7 @@ class Unknowns:
             name: of_values(probs[name], table_of(self.model, name)) for name in self.finite
         }
         if integral is not None and self.gaussian:
-            smoother = Smoother(integral, tables.slots, tables.sizes, self.gaussian)
-            means, covariances = smoother.means(), smoother.covariances()
+            means, covariances = self._moments(tables, integral)
             for name in self.gaussian:
                 lead = (*means[name].shape[:-3], self.steps if self.graph.timed[name] else 1, n)
                 covariance = _rows_first(
@@ -160,6 +160,20 @@ class Unknowns:
                     _normalised(weight), mean, covariance.diagonal(dim1=-2, dim2=-1), covariance
                 )
         return Marginals(probs, components)
+
+    def _moments(
+        self, tables: Tables, integral: Filter
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return means and covariances of the Gaussian unknowns given all data."""
+        found = by_chain(integral, self.gaussian, smoothed=True)
+        if found is not None and all(self.graph.timed[name] for name in self.gaussian):
+            moments = found[0]
+            return (
+                {name: mean for name, (mean, _) in moments.items()},
+                {name: covariance for name, (_, covariance) in moments.items()},
+            )
+        smoother = Smoother(integral, tables.slots, tables.sizes, self.gaussian)
+        return smoother.means(), smoother.covariances()
 
     def _observed(self, tables: Tables, name: str, weight: Tensor, n: int) -> Components:
         """Return the moments of an observed variable that reads no Gaussian unknown.

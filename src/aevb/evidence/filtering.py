@@ -23,7 +23,7 @@ from aevb.declare.graph import Entry
 from aevb.derive.axes import steps_of
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
-from aevb.evidence.chain_matrices import Step, log_likelihood
+from aevb.evidence.chain_matrices import Moments, Step, chain_moments, log_likelihood
 from aevb.evidence.finite import Tables
 from aevb.evidence.gaussian_belief import Belief, Column, Rule
 from aevb.evidence.square_root_belief import RootBelief
@@ -174,6 +174,45 @@ class Filter:
 
         The matrices of all steps are assembled at once.
         """
+        parts = self._chain_parts(belief, names)
+        if parts is None:
+            return None
+        step, observed, values, keep = parts
+        rules = [rule for rule, _ in observed]
+        backwards = self.structure.direction < 0
+        return log_likelihood(step, belief, following, rules, values, keep, backwards=backwards)
+
+    def chain_moments(self, asked: Sequence[Column], *, smoothed: bool = False) -> Moments | None:
+        """Return moments of a chain that runs forward; None if this does not apply.
+
+        ``asked`` are columns whose moments are needed besides the state's.
+        """
+        if not self.fast or self.like.device.type != "cpu" or self.structure.direction < 0:
+            return None
+        belief = RootBelief.empty(self.like)
+        for name in (name for name in self.linked if not self.graph.timed[name]):
+            belief = belief.visited(
+                (name, 0) if name in self.structure.gaussian else None,
+                self.rules[name],
+                self._value(name),
+                self._keep(name),
+            )[0]
+        timed = [name for name in self.linked if self.graph.timed[name]]
+        state, following = self._remembering(belief, timed)
+        parts = self._chain_parts(state, timed)
+        if parts is None:
+            return None
+        step, observed, values, keep = parts
+        names = [name for _, name in observed]
+        rules = [rule for rule, _ in observed]
+        return chain_moments(
+            step, state, following, rules, names, values, keep, asked, smoothed=smoothed
+        )
+
+    def _chain_parts(
+        self, belief: Belief | RootBelief, names: list[str]
+    ) -> tuple[Step, list[tuple[Rule, str]], Tensor, Tensor | None] | None:
+        """Return the variables of one step, the observed ones, their values and known entries."""
         step = Step(belief)
         observed: list[tuple[Rule, str]] = []
         for name in names:
@@ -201,15 +240,7 @@ class Filter:
                 for _, name in observed
             ]
             keep = torch.cat(masks, -1).double()  # type: ignore[arg-type]
-        return log_likelihood(
-            step,
-            belief,
-            following,
-            [rule for rule, _ in observed],
-            values,
-            keep,
-            backwards=self.structure.direction < 0,
-        )
+        return step, observed, values, keep
 
     def _through_time(
         self, belief: Belief | RootBelief, following: Mapping[Column, Column], names: list[str]

@@ -8,7 +8,7 @@ step t that reads step t+1 belongs to the pair (t, t+1).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -156,6 +156,17 @@ class Paths:
     # Log space, step by step, on any device -------------------------------------------------------
 
     def _by_logarithms(self) -> Tensor:
+        alpha = torch.zeros(())
+        for _, alpha in self.forwards():  # noqa: B007 (the last one is needed)
+            pass
+        return alpha.logsumexp([slot for slot, _ in self.slots], keepdim=True)
+
+    def forwards(self, pairs: bool = False) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """Yield α_t for each step t: log of the summed products of all factors up to step t.
+
+        With ``pairs``, also yield the same for each pair of states (s_t, s_{t−1}) before the sum
+        over s_{t−1}; None at the first step. A factor that reads the next step counts from there.
+        """
         here, behind, ahead = (
             [steps_of(over_time(part, self.steps), self.steps) for part in parts]
             for parts in (self.here, self.behind, self.ahead)
@@ -172,21 +183,22 @@ class Paths:
             *self.at_first,
         ]
         alpha = self._at_end(self._whole(_sum(start)), [part[0] for part in ahead], last[0])
+        yield None, alpha
         for t in range(1, self.steps):
-            pairs = [
-                *(part[t] for part in behind),
-                *(self._to_neighbour(part[t - 1]) for part in ahead),
-            ]
-            arrived = _sum([self._to_neighbour(alpha), *pairs]).logsumexp(
-                [slot for _, slot in self.slots], keepdim=True
+            before = _sum(
+                [
+                    self._to_neighbour(alpha),
+                    *(part[t] for part in behind),
+                    *(self._to_neighbour(part[t - 1]) for part in ahead),
+                ]
             )
+            arrived = before.logsumexp([slot for _, slot in self.slots], keepdim=True)
+            local = [part[t] for part in here]
             step = self._at_end(
-                self._whole(_sum([arrived, *(part[t] for part in here)])),
-                [part[t] for part in ahead],
-                last[t],
+                self._whole(_sum([arrived, *local])), [part[t] for part in ahead], last[t]
             )
             alpha = step if real is None else torch.where(real[t], step, alpha)
-        return alpha.logsumexp([slot for slot, _ in self.slots], keepdim=True)
+            yield (self._whole(_sum([before, *local])) if pairs else None), alpha
 
     def _whole(self, alpha: Tensor) -> Tensor:
         """Expand the current step's axes to full size; factors need not read every latent."""

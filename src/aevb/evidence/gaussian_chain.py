@@ -283,7 +283,10 @@ class Smoother:
             squares + self._rows(self.log_det[..., None])[..., 0] + self.known * LOG_2PI
         )
         self.before = before
-        self.log_likelihood = np.broadcast_to(total, (steps, self.k, self.n)).sum(0)
+        self.increments = np.broadcast_to(
+            total, (steps, self.k, self.n)
+        )  # log p(y_t | y_1 … y_{t−1})
+        self.log_likelihood = self.increments.sum(0)
 
     # Backward pass --------------------------------------------------------------------------------
 
@@ -327,6 +330,10 @@ class Smoother:
             self._smoothed_mean(),
             self.filtered - self.filtered @ self.after_curvature @ self.filtered,
         )
+
+    def by_row(self, matrices: Array) -> Array:
+        """Expand matrices per group of rows to matrices per row; shared ones keep an axis of 1."""
+        return self._rows(matrices)
 
     def _smoothed_mean(self) -> Array:
         return self.mean + _apply(self._rows(self.filtered), self.after_mean)

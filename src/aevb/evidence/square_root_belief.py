@@ -95,7 +95,7 @@ class RootBelief:
         own = root_of(
             noise + torch.diag_embed((LEAST - noise.diagonal(dim1=-2, dim2=-1)).clamp_min(0.0))
         )
-        if _is_diagonal(own):
+        if is_diagonal(own):
             scale = own.diagonal(dim1=-2, dim2=-1)
             white, residual, value, log_det = (
                 matrix / scale.unsqueeze(-1),
@@ -216,7 +216,7 @@ def completed(rule: Rule, value: Tensor, keep: Tensor) -> Rule:
     both = there.unsqueeze(-1) * there.unsqueeze(-2)
     missing = torch.diag_embed(1 - there)
     # With correlated noise, known entries carry information about missing ones.
-    if not _is_diagonal(rule.noise):
+    if not is_diagonal(rule.noise):
         cross = rule.noise * (1 - there).unsqueeze(-1) * there.unsqueeze(-2)
         missing = missing - torch.linalg.solve(rule.noise * both + missing, cross.mT).mT
     matrices = {column: missing @ matrix for column, matrix in rule.matrices.items()}
@@ -229,7 +229,7 @@ def completed(rule: Rule, value: Tensor, keep: Tensor) -> Rule:
 
 def root_of(covariance: Tensor) -> Tensor:
     """Return L with L Lᵀ = covariance, which may be singular; lower triangular if it is not."""
-    if _is_diagonal(covariance):
+    if is_diagonal(covariance):
         return torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1).sqrt())
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if not bool(failed.any()):
@@ -240,7 +240,7 @@ def root_of(covariance: Tensor) -> Tensor:
     )
 
 
-def _is_diagonal(matrix: Tensor) -> bool:
+def is_diagonal(matrix: Tensor) -> bool:
     return not bool((matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))).any())
 
 

@@ -1,0 +1,123 @@
+"""The result of filtering and smoothing: beliefs about the latents at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributions as td
+from torch import Tensor
+
+from aevb.estimate.keys import real_steps
+from aevb.posterior.amortised import Posterior
+
+SHOWN = 3  # rows that the text of beliefs shows
+
+
+@dataclass(frozen=True, repr=False)
+class Beliefs:
+    """Beliefs about the latents at each step, p(z[t] | x[0..t]) or p(z[t] | all x).
+
+    ``mean`` and ``sd`` are [N, T, *shape] by latent, ``probs`` the probabilities of the values of
+    finite latents, [N, T, C]. A latent without time has one belief per step in a filter and one per
+    row, [N, …], in a smoother. Beyond the end of a row all are NaN. ``beliefs["z"]`` is a torch
+    distribution, where the method gives one. ``draws`` are joint draws of the latents, [S, N, T,
+    *shape], of a smoother by particles.
+
+    ``method`` is "exact", "particles" or "q"; ``why`` says why it was chosen. ``samples`` is the
+    number of particles or draws behind the numbers, 0 if they are exact.
+    """
+
+    mean: dict[str, Tensor]
+    sd: dict[str, Tensor]
+    probs: dict[str, Tensor]
+    filtered: bool
+    method: str
+    why: str
+    lengths: Tensor  # the number of steps of each row
+    samples: int = 0
+    draws: dict[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # reasons not to trust the numbers
+    _posterior: Posterior | None = None
+
+    def __getitem__(self, name: str) -> td.Distribution:
+        """Return the belief about one latent as a torch distribution with batch [N, T]."""
+        if self._posterior is None:
+            if name not in self.mean:
+                raise ValueError(
+                    f"{name!r} is not an unknown latent; those are {', '.join(self.mean)}."
+                )
+            raise ValueError(
+                f"Beliefs by particles have no distribution for {name!r}. Use .mean[{name!r}], "
+                f".sd[{name!r}], or .probs for finite latents."
+            )
+        return self._posterior[name]
+
+    def __repr__(self) -> str:
+        n = len(self.lengths)
+        rows = "1 row" if n == 1 else f"{n} rows"
+        how = self.method + (f", {self.samples} particles" if self.method == "particles" else "")
+        given = "the data up to it" if self.filtered else "all data"
+        lines = [
+            f"Beliefs about {', '.join(self.mean) or 'nothing'} at each step given {given}, "
+            f"{rows} ({how}{f': {self.why}' if self.why else ''})"
+        ]
+        for name, mean in self.mean.items():
+            timed = mean.dim() > 2 or (name in self.probs and self.probs[name].dim() > 2)
+            for row in range(min(n, SHOWN)):
+                last = int(self.lengths[row]) - 1
+                parts = [
+                    self._at(name, (row, t) if timed else (row,), f"step {t + 1} " if timed else "")
+                    for t in (dict.fromkeys((0, last)) if timed else (0,))
+                ]
+                lines.append(f"  {name}, row {row}: {'; '.join(parts)}")
+        if n > SHOWN:
+            lines.append(f"  … and {n - SHOWN} more rows")
+        return "\n".join([*lines, *self.notes])
+
+    def _at(self, name: str, place: tuple[int, ...], step: str) -> str:
+        if name in self.probs:
+            return step + " ".join(f"{p:.3f}" for p in self.probs[name][place][:6].tolist())
+        mean, sd = (part[name][place].reshape(-1)[0] for part in (self.mean, self.sd))
+        return f"{step}{mean:.4g} ± {sd:.3g}"
+
+
+def beliefs_of(posterior: Posterior, *, filtered: bool, samples: int = 0) -> Beliefs:
+    """Return the moments of a posterior's marginals, with NaN beyond the end of each row."""
+    graph, mean, sd, probs = posterior.graph, {}, {}, {}
+    real = real_steps(posterior.batch)
+    inside = None if real is None else real.squeeze(-1).T  # [N, T]
+    for name in (name for name in graph.latents if name not in posterior.clamped):
+        dist = posterior[name]
+        by_step = filtered or graph.timed[name]
+
+        def laid(value: Tensor, by_step: bool = by_step) -> Tensor:
+            if inside is None or not by_step:
+                return value
+            mask = inside.reshape(*inside.shape, *[1] * (value.dim() - 2))
+            return torch.where(mask, value, torch.nan)
+
+        shape = (*dist.mean.shape[:-1], *graph.shapes[name])
+        mean[name] = laid(dist.mean.reshape(shape))
+        sd[name] = laid(dist.variance.clamp_min(0.0).sqrt().reshape(shape))
+        if graph.rule("p", name).spec.finite:
+            probs[name] = laid(dist.probs)  # type: ignore[attr-defined]
+    return Beliefs(
+        mean,
+        sd,
+        probs,
+        filtered,
+        posterior.method,
+        posterior.why,
+        lengths_of(posterior),
+        samples,
+        _posterior=posterior,
+    )
+
+
+def lengths_of(posterior: Posterior) -> Tensor:
+    """Return the number of steps of each row, [N]."""
+    real = real_steps(posterior.batch)
+    if real is None:
+        return torch.full((posterior.n,), posterior.steps)
+    return real.squeeze(-1).sum(0).expand(posterior.n)
