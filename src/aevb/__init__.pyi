@@ -24,6 +24,7 @@ from aevb.declare.networks import (
     table,
 )
 from aevb.declare.registry import register
+from aevb.declare.switching import switching
 from aevb.derive.divergences import register_kl
 from aevb.diagnostics import Diagnosis, diagnose
 from aevb.estimate.estimators import Bound
@@ -94,5 +95,6 @@ __all__ = [
     "predictive_check",
     "register",
     "register_kl",
+    "switching",
     "table",
 ]

@@ -435,6 +435,13 @@ FAMILIES: dict[str, Family] = {
         stats.norm.logpdf,
         torch=location_scale(td.Normal),
     ),
+    "Normal, isotropic": Family(
+        lambda d, **more: Normal(d, scale="isotropic", **more),
+        lambda x, raw, free: stats.norm.logpdf(x, raw, softplus(free["scale"])),
+        real_line,
+        stats.norm.logpdf,
+        torch=location_scale(td.Normal),
+    ),
     "Normal, scale 0.7": Family(
         lambda d, **more: Normal(d, scale=0.7, **more),
         lambda x, raw, free: stats.norm.logpdf(x, raw, 0.7),
@@ -1072,7 +1079,7 @@ def test_a_record_gives_the_specification_back(name: str) -> None:
         ),
         (lambda: Laplace(2, scale=-1.0), "scale must be positive, got -1.0"),
         (lambda: Normal(2, scale=math.nan), "scale must be positive, got nan"),
-        (lambda: Normal(2, scale="fixed"), '"network", "learned" or a number, got \'fixed\''),
+        (lambda: Normal(2, scale="fixed"), '"network", "learned", "isotropic" or a number, got \'fixed\''),
         (lambda: StudentT(2, df=0), "df must be positive, got 0"),
         (
             lambda: MultivariateNormal(2, covariance="full"),

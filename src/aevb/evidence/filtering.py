@@ -85,7 +85,8 @@ class Filter:
         assert isinstance(factor, Factor)
         gaussian = [ref for ref in entry.key.parents if ref.name in self.structure.gaussian]
         matrices = {
-            (ref.name, ref.lag): factor.net.blocks.weights[ref.label].double()[None, None]  # type: ignore[index,union-attr]
+            # Only the rows of the mean: the scale does not depend on these parents.
+            (ref.name, ref.lag): self._block(factor, ref.label)[None, None, : factor.d]
             for ref in gaussian
         }
         raw = (
@@ -102,6 +103,12 @@ class Filter:
                 dist.scale.expand(np.broadcast_shapes(dist.scale.shape, (factor.d,))).square()
             )
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
+
+    def _block(self, factor: Factor, label: str) -> Tensor:
+        """Return a parent's first-layer weights; constant ones as declared, without rounding."""
+        weights = factor.net.blocks.weights  # type: ignore[union-attr]
+        constant = weights.constants.get(label)  # type: ignore[union-attr]
+        return (weights[label] if constant is None else constant).to(self.like)  # type: ignore[index]
 
     def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
         """Evaluate a linear factor's network without the contribution of its Gaussian parents."""

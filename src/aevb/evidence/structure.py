@@ -18,6 +18,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Function
 from aevb.declare.graph import Entry
 from aevb.declare.networks import MLP
@@ -43,6 +44,14 @@ def is_affine(factor: nn.Module) -> bool:
     """Return whether a factor's network is an affine function of its parents."""
     net = getattr(factor, "net", None)
     return isinstance(net, MLP) and not net.spec.hidden
+
+
+def moves_spread(factor: Factor, ref: Ref) -> bool:
+    """Return whether the scale of an affine Gaussian factor depends on this parent."""
+    if not factor.spec.stochastic or len(factor.sizes) == 1:
+        return False
+    constant = factor.net.blocks.weights.constants.get(ref.label)  # type: ignore[union-attr]
+    return constant is None or bool(constant[factor.d :].any())
 
 
 class Structure:
@@ -115,8 +124,8 @@ class Structure:
             isinstance(factor, Function) and spec.activation != "identity"  # type: ignore[attr-defined]
         ):
             raise NotExactError(f"{entry.id} is not linear in {parents[0]}")
-        if spec.stochastic and len(spec.heads(1)) > 1:
-            raise NotExactError(f"the spread of {entry.id} depends on {parents[0]}")
+        if spread := next((ref for ref in parents if moves_spread(factor, ref)), None):
+            raise NotExactError(f"the spread of {entry.id} depends on {spread}")
         end = next(
             (ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed),
             None,
