@@ -72,12 +72,16 @@ def show_fixed(fixed: Fixed) -> str:
 
     def shown(weight: float | Matrix) -> str:
         if isinstance(weight, int | float):
-            return repr(weight)
+            return repr(_whole(weight))
         if len(weight) * len(weight[0]) > SHOWN:
             return f"'{len(weight)}×{len(weight[0])}'"
-        return repr([list(row) for row in weight])
+        return repr([list(map(_whole, row)) for row in weight])
 
     return "{" + ", ".join(f"{label!r}: {shown(weight)}" for label, weight in fixed) + "}"
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
 
 
 def constant_blocks(

@@ -100,7 +100,8 @@ class Coordinates:
     """Map coordinates to parameters, and gradients back. The current parameters are the origin."""
 
     def __init__(self, model: Model, free: Sequence[nn.Parameter], columns: Columns) -> None:
-        self.columns, self.layers, start = columns, list(_layers(model)), 0
+        self.graph, self.columns = model.graph, columns
+        self.layers, start = list(_layers(model)), 0
         self.places: dict[int, Places] = {}  # positions of each parameter in the vector
         for parameter in free:
             self.places[id(parameter)] = np.arange(
@@ -187,7 +188,10 @@ class Coordinates:
                 and layer.variable not in self.columns.spread
                 and (layer.kind == SCALE).any()
             ):
-                found[layer.variable] = _softplus(_array(layer.constant)[layer.kind == SCALE])
+                sizes = _softplus(_array(layer.constant)[layer.kind == SCALE])
+                found[layer.variable] = np.broadcast_to(
+                    sizes, max(len(sizes), self.graph.size(layer.variable))
+                )
         return found
 
     def _measure(self, layer: Layer) -> None:
