@@ -31,7 +31,7 @@ OTHER, LOCATION, SCALE, BESIDE = range(4)
 class Columns:
     """Mean and standard deviation of every column of the continuous data.
 
-    They are over the observed entries.
+    They are over the observed entries. Functions of the data in ``parts`` count as data.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Columns:
         }
         # The mean evidence under Gaussians with these moments.
         self.evidence = (
-            -float(sum(found for name, found in entropy.items() if name not in model.graph.given))
+            -float(sum(found for name, found in entropy.items() if name in model.graph.stochastic))
             / rows
         )
 
