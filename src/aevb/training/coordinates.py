@@ -153,11 +153,15 @@ class Coordinates:
     def rescaled(self) -> Array:
         """Convert the origin's parameters from standardised data to the units of the data."""
         found = self.origin.copy()
+        units = self.columns.spread | self._units_by_fixed_weights()
         for layer in self.layers:
             kind, biases = layer.kind, self._place(layer.constant)
             mean, spread = (
                 default if moments is None else moments[layer.column]
-                for moments, default in self._moments(layer.variable, len(kind))
+                for moments, default in (
+                    (self.columns.mean.get(layer.variable), np.zeros(len(kind))),
+                    (units.get(layer.variable), np.ones(len(kind))),
+                )
             )
             raw = np.zeros(len(kind)) if layer.constant is None else _array(layer.constant)
             scale = _raw(spread * _softplus(raw))
@@ -166,9 +170,7 @@ class Coordinates:
             )
             for weight, parent in layer.weights:
                 if (place := self._place(weight)) is not None:
-                    found[place] *= gain[:, None] / self.columns.spread.get(
-                        str(parent), np.ones(place.shape[1])
-                    )
+                    found[place] *= gain[:, None] / units.get(str(parent), np.ones(place.shape[1]))
             if biases is not None:
                 to = np.select(
                     [kind == SCALE, kind == LOCATION], [scale, mean + spread * raw], gain * raw
@@ -193,6 +195,23 @@ class Coordinates:
                     sizes, max(len(sizes), self.graph.size(layer.variable))
                 )
         return found
+
+    def _units_by_fixed_weights(self) -> dict[str, Array]:
+        """The units of unknowns that fixed weights tie to the data: a level has the unit of x."""
+        known = dict(self.columns.spread)
+        waiting = list(self.layers)
+        while ready := [layer for layer in waiting if layer.variable in known]:
+            waiting = [layer for layer in waiting if layer.variable not in known]
+            for layer in ready:
+                here = layer.kind == LOCATION
+                unit = known[layer.variable][layer.column[here]]
+                for weight, parent in layer.weights:
+                    if parent is not None and parent not in known and self._place(weight) is None:
+                        size = np.abs(_array(weight))[here]
+                        ratio = unit[:, None] / np.where(size > 0, size, np.nan)
+                        least = np.where(size > 0, ratio, np.inf).min(0)
+                        known[parent] = np.where(np.isfinite(least), least, unit.max(initial=1e-150))
+        return {name: unit for name, unit in known.items() if name not in self.columns.spread}
 
     def _measure(self, layer: Layer) -> None:
         """Find the units of a layer's parameters."""
@@ -226,16 +245,6 @@ class Coordinates:
                     _array(weight) if place is None else parameters[place]
                 ) @ self.columns.mean[parent]
         return total
-
-    def _moments(self, name: str, count: int) -> list[tuple[Array | None, Array]]:
-        """Return the mean and standard deviation of a variable.
-
-        Each comes with its default for other variables.
-        """
-        return [
-            (self.columns.mean.get(name), np.zeros(count)),
-            (self.columns.spread.get(name), np.ones(count)),
-        ]
 
     def _place(self, parameter: Tensor | None) -> Places | None:
         return self.places.get(id(parameter))
