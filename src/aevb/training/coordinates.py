@@ -8,6 +8,7 @@ All coordinates are 0 at the start of the search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from aevb.training.distributed import World
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
+SMALL = 0.1  # share of a scale at the start below which its coordinate is linear
+LEAST = 1e-12  # smallest share of a scale at the start
 # Kinds of raw numbers. SCALE passes through a softplus. BESIDE is off the diagonal of a Cholesky
 # factor.
 OTHER, LOCATION, SCALE, BESIDE = range(4)
@@ -122,18 +125,20 @@ class Coordinates:
         found = self.unit * x
         for weights, biases, mean in self.shifts:
             found[biases] -= found[weights] @ mean
-        found[self.logarithmic] = _raw(self.scales * np.exp(x[self.logarithmic])) - _raw(
-            self.scales
-        )
+        factor, _ = _scale_factor(x[self.logarithmic])
+        found[self.logarithmic] = _raw(self.scales * factor) - _raw(self.scales)
         return self.origin + found
 
-    def back(self, parameters: Array, gradient: Array) -> Array:
-        """Convert a gradient with respect to the parameters to one for the coordinates."""
+    def back(self, x: Array, parameters: Array, gradient: Array) -> Array:
+        """Convert a gradient with respect to the parameters to one for the coordinates ``x``."""
         found = gradient.copy()
         for weights, biases, mean in self.shifts:
             found[weights] -= gradient[biases][:, None] * mean
         found *= self.unit
-        found[self.logarithmic] = gradient[self.logarithmic] * _slope(parameters[self.logarithmic])
+        _, slope = _scale_factor(x[self.logarithmic])
+        found[self.logarithmic] = (
+            gradient[self.logarithmic] * _slope(parameters[self.logarithmic]) * slope
+        )
         return found
 
     def centred(self) -> Array:
@@ -310,6 +315,21 @@ def _array(tensor: Tensor) -> Array:
 
 def _softplus(raw: Array) -> Array:
     return np.logaddexp(0.0, raw)
+
+
+def _scale_factor(x: Array) -> tuple[Array, Array]:
+    """Return the factor of a scale at its coordinate, and the slope of the factor's logarithm.
+
+    The factor is exp(x), but a straight line below SMALL, and the coordinate may pass through the
+    scale 0 to the same scales on the other side. The evidence is smooth in the variance. If it is
+    highest at the variance 0, it is therefore a parabola on the line, whose top a few steps find;
+    on a logarithmic axis the top would be infinitely far away.
+    """
+    line = SMALL * (1.0 + x - math.log(SMALL))
+    inside = x >= math.log(SMALL)
+    factor = np.where(inside, np.exp(np.maximum(x, math.log(SMALL))), np.abs(line))
+    slope = np.where(inside, 1.0, SMALL * np.sign(line) / np.maximum(factor, LEAST))
+    return np.maximum(factor, LEAST), slope
 
 
 def _raw(scale: Array) -> Array:

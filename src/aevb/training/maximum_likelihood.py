@@ -184,7 +184,7 @@ class Likelihood:
             return math.inf, np.zeros_like(x)
         self.world.sum([total, *gradients])
         slopes = -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
-        return -float(total), self.coordinates.back(parameters, slopes)
+        return -float(total), self.coordinates.back(x, parameters, slopes)
 
     def _set(self, parameters: Array) -> None:
         with torch.no_grad():
