@@ -58,11 +58,11 @@ def raw(scale: float) -> float:
     return float(inverse_softplus(torch.tensor(scale, dtype=torch.float64)))
 
 
-def ours(model: Model, x: np.ndarray, schedule: Schedule | None = None) -> Fitted:
-    run = fit(model, {"x": x}, schedule=mle() if schedule is None else schedule)
+def ours(model: Model, data: dict[str, Any], schedule: Schedule | None = None) -> Fitted:
+    run = fit(model, data, schedule=mle() if schedule is None else schedule)
     counts = [re.search(r"\((\d+) evaluations\)", row.get("note", "")) for row in run.rows]
     return Fitted(
-        float(run.history["evidence"][-1]) * len(x),
+        float(run.history["evidence"][-1]) * len(data["x"]),
         run.step,
         next((int(found[1]) for found in counts if found), None),
     )
@@ -104,7 +104,7 @@ def nile(missing: float) -> Contest:
         }
         return started(local_level(start=1000.0), scales)
 
-    return _statsmodels(structural, start), lambda: ours(declared(), y[None, :, None])
+    return _statsmodels(structural, start), lambda: ours(declared(), {"x": y[None, :, None]})
 
 
 # Five states --------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def structural(missing: float) -> Contest:
         model = Model(p, {f"{name}[t] | x[t]": Normal() for name in "lbs"})
         return started(model, dict(zip(factors, np.sqrt(start).tolist(), strict=True)))
 
-    return _statsmodels(components, start), lambda: ours(declared(), y[None, :, None])
+    return _statsmodels(components, start), lambda: ours(declared(), {"x": y[None, :, None]})
 
 
 def factors(missing: float) -> Contest:
@@ -207,22 +207,44 @@ def factors(missing: float) -> Contest:
             ].data.fill_(0.5)
         return model.double()
 
-    return _statsmodels(Decays, Decays.start_params), lambda: ours(declared(), y[None])
+    return _statsmodels(Decays, Decays.start_params), lambda: ours(declared(), {"x": y[None]})
 
 
 # Hidden Markov ------------------------------------------------------------------------------------
 
 
-def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
-    """Three states, two columns, T = 1,000, diagonal Gaussians: 2 + 6 + 12 free parameters."""
+def switching_series() -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
+    """Return a series of three classes, T = 1,000, and where EM starts: means, scale and moves."""
     rng, steps = np.random.default_rng(0), 1000
     A = np.array([[0.95, 0.04, 0.01], [0.03, 0.95, 0.02], [0.02, 0.03, 0.95]])
     centres = np.array([[0.0, 0.0], [1.5, 1.0], [-1.0, 2.0]])
     states = [0]
     for _ in range(steps - 1):
         states.append(int(rng.choice(3, p=A[states[-1]])))
-    x = _with_gaps(centres[states] + rng.normal(size=(steps, 2)), missing)
-    means, spread, stay = centres + 0.5, 1.5, np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+    x = centres[states] + rng.normal(size=(steps, 2))
+    return x, centres + 0.5, 1.5, np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+
+
+def hmm_at(model: Model, means: np.ndarray, spread: float, moves: np.ndarray) -> Model:
+    """Set a hidden Markov model's parameters: equal shares at first, one scale for all."""
+    model = model.double()
+    classes, columns = means.shape
+    with torch.no_grad():
+        model.factors["p(y[0])"].root.zero_()
+        chain = model.factors["p(y[t]|y[t-1])"].net.blocks
+        seen = model.factors["p(x[t]|y[t])"].net.blocks
+        chain.bias.zero_()
+        chain.weights["y[t-1]"].copy_(torch.tensor(np.log(moves).T))
+        seen.bias.zero_()
+        scales = torch.full((columns, classes), raw(spread), dtype=torch.float64)
+        seen.weights["y[t]"].copy_(torch.cat([torch.tensor(means.T), scales]))
+    return model
+
+
+def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
+    """Three states, two columns, diagonal Gaussians: 2 + 6 + 12 free parameters."""
+    x, means, spread, stay = switching_series()
+    x = _with_gaps(x, missing)
 
     def theirs() -> Fitted:
         from hmmlearn.hmm import GaussianHMM
@@ -242,25 +264,9 @@ def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
         model.fit(x)
         return Fitted(float(model.score(x)), model.monitor_.iter, None)
 
-    def declared() -> Model:
-        model = hmm(2, 3).double()
-        with torch.no_grad():
-            model.factors["p(y[0])"].root.zero_()
-            moves, seen = (
-                model.factors["p(y[t]|y[t-1])"].net.blocks,
-                model.factors["p(x[t]|y[t])"].net.blocks,
-            )
-            moves.bias.zero_()
-            moves.weights["y[t-1]"].copy_(torch.tensor(np.log(stay).T))
-            seen.bias.zero_()
-            seen.weights["y[t]"].copy_(
-                torch.cat(
-                    [torch.tensor(means.T), torch.full((2, 3), raw(spread), dtype=torch.float64)]
-                )
-            )
-        return model
-
-    return None if missing else theirs, lambda: ours(declared(), x[None], schedule)
+    return None if missing else theirs, lambda: ours(
+        hmm_at(hmm(2, 3), means, spread, stay), {"x": x[None]}, schedule
+    )
 
 
 # The table ----------------------------------------------------------------------------------------

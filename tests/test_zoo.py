@@ -225,9 +225,7 @@ def small(variant):
     torch.manual_seed(0)
     model = zoo[name](**sizes)
     graph = model.graph
-    x = torch.bernoulli(
-        torch.full((40, *([3] if graph.timed["x"] else []), graph.size("x")), 0.5)
-    )
+    x = torch.bernoulli(torch.full((40, *([3] if graph.timed["x"] else []), graph.size("x")), 0.5))
     given = {
         name: torch.arange(40) % 3
         if name == "y"
@@ -303,9 +301,7 @@ def test_recipes_name_models_of_the_zoo():
 )
 def test_any_family_may_be_the_likelihood(name):
     takes = inspect.signature(zoo[name]).parameters
-    sizes = {
-        key: value for key, value in {"x": 5, "z": 2, "hidden": (4,)}.items() if key in takes
-    }
+    sizes = {key: value for key, value in {"x": 5, "z": 2, "hidden": (4,)}.items() if key in takes}
     networks = zoo[name](**sizes).graph.p["x"]
     for likelihood, expected in (
         ("Poisson", Poisson(5)),

@@ -1080,7 +1080,10 @@ def test_a_record_gives_the_specification_back(name: str) -> None:
         ),
         (lambda: Laplace(2, scale=-1.0), "scale must be positive, got -1.0"),
         (lambda: Normal(2, scale=math.nan), "scale must be positive, got nan"),
-        (lambda: Normal(2, scale="fixed"), '"network", "learned", "isotropic" or a number, got \'fixed\''),
+        (
+            lambda: Normal(2, scale="fixed"),
+            '"network", "learned", "isotropic" or a number, got \'fixed\'',
+        ),
         (lambda: StudentT(2, df=0), "df must be positive, got 0"),
         (
             lambda: MultivariateNormal(2, covariance="full"),

@@ -126,9 +126,7 @@ def test_autoregression(lags, start):
     weights = factor.net.blocks.weights["past[t]"].detach().numpy()[0]  # newest first
     constant = factor.net.blocks.bias.item()
     whole = np.concatenate([before[:, ::-1], x[..., 0]], 1)
-    mean = np.stack(
-        [constant + whole[:, t : t + lags][:, ::-1] @ weights for t in range(STEPS)], 1
-    )
+    mean = np.stack([constant + whole[:, t : t + lags][:, ::-1] @ weights for t in range(STEPS)], 1)
     expected = norm.logpdf(x[..., 0], mean, scale(model, "p(x[t]|past[t])")[0]).sum(1)
     data = {"x": x} | ({"before": before} if start == "given" else {})
     np.testing.assert_allclose(evidence(model, **data), expected, rtol=1e-10)
@@ -266,9 +264,7 @@ def test_a_scale_may_follow_a_given_variable():
         multivariate_normal.logpdf(
             x[n, :, 0],
             raw[n, :, 0],
-            START**2
-            + walk_scale**2 * TOGETHER
-            + np.diag(np.logaddexp(0, raw[n, :, 1]) ** 2),
+            START**2 + walk_scale**2 * TOGETHER + np.diag(np.logaddexp(0, raw[n, :, 1]) ** 2),
         )
         for n in range(3)
     ]

@@ -36,9 +36,7 @@ def _scale_setting(
         )
     if not numeric and value not in words:
         quoted = ", ".join(f'"{word}"' for word in words)
-        raise ValueError(
-            f"{type(spec).__name__}: {name} is {quoted} or a number, got {value!r}."
-        )
+        raise ValueError(f"{type(spec).__name__}: {name} is {quoted} or a number, got {value!r}.")
 
 
 @dataclass(frozen=True, repr=False)

@@ -62,9 +62,7 @@ def _weight(label: str, weight: Any) -> float | Matrix:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def show_fixed(fixed: Fixed) -> str:

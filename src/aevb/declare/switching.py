@@ -112,9 +112,7 @@ class Switching(nn.Module):
         if missing and self.by in missing and self.by in self.missing:
             chosen = chosen + missing[self.by].to(chosen.dtype) @ self.missing[self.by].T
         lead = torch.broadcast_shapes(maps.shape[:-1], chosen.shape[:-1])
-        return torch.cat(
-            [maps.expand(*lead, -1), chosen.to(maps.dtype).expand(*lead, -1)], -1
-        )
+        return torch.cat([maps.expand(*lead, -1), chosen.to(maps.dtype).expand(*lead, -1)], -1)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
         maps, chosen = h.split([self.classes * self.out, self.classes], -1)

@@ -215,7 +215,9 @@ class Coordinates:
                         size = np.abs(_array(weight))[here]
                         ratio = unit[:, None] / np.where(size > 0, size, np.nan)
                         least = np.where(size > 0, ratio, np.inf).min(0)
-                        known[parent] = np.where(np.isfinite(least), least, unit.max(initial=1e-150))
+                        known[parent] = np.where(
+                            np.isfinite(least), least, unit.max(initial=1e-150)
+                        )
         return {name: unit for name, unit in known.items() if name not in self.columns.spread}
 
     def _measure(self, layer: Layer) -> None:
