@@ -268,7 +268,7 @@ def test_every_bound_is_captured_whole_and_equals_eager(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_model_trains_is_saved_samples_and_explains_itself(variant, tmp_path):
-    model, plan, batch, noise = small(variant)
+    model, _, batch, _ = small(variant)
     timed = model.graph.timed["x"]
     data = {
         name: batch[name].transpose(0, 1) if model.graph.timed[name] else batch[name][0]

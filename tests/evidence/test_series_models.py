@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal, norm
 from torch.nn.functional import softplus
 
 from aevb import Model, Normal, linear
+from aevb.evidence.exact import exact_evidence
 from aevb.zoo import zoo
 
 STEPS = 5
@@ -39,7 +40,6 @@ def evidence(model, **data):
     """Return the exact evidence, found with and without gradients: they differ in their filters."""
     found = model.log_evidence(**data)
     assert found.method == "exact"
-    from aevb.evidence.exact import exact_evidence
 
     again = exact_evidence(model, model.prepare(**data)).detach()
     np.testing.assert_allclose(again, found.value, rtol=1e-10)

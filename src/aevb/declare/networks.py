@@ -131,8 +131,10 @@ class Blocks(nn.Module):
         _initialise_heads(whole, self.bias, init, fan_in, heads or [out])
         blocks = dict(zip(learned, whole.split(list(learned.values()), -1), strict=True))
         self.weights = Named(
-            {name: fixed[name] if name in fixed else nn.Parameter(blocks[name].clone())
-             for name in parents},
+            {
+                name: fixed[name] if name in fixed else nn.Parameter(blocks[name].clone())
+                for name in parents
+            },
             fixed,
         )
         # Masks of missing entries are extra inputs of q. Their weights start at zero.

@@ -20,6 +20,7 @@ from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Function
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.graph import Entry
+from aevb.declare.networks import Named
 from aevb.derive.axes import steps_of
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
@@ -106,9 +107,9 @@ class Filter:
 
     def _block(self, factor: Factor, label: str) -> Tensor:
         """Return a parent's first-layer weights; constant ones as declared, without rounding."""
-        weights = factor.net.blocks.weights  # type: ignore[union-attr]
-        constant = weights.constants.get(label)  # type: ignore[union-attr]
-        return (weights[label] if constant is None else constant).to(self.like)  # type: ignore[index]
+        weights: Named = factor.net.blocks.weights  # type: ignore[union-attr,assignment]
+        constant = weights.constants.get(label)
+        return (weights[label] if constant is None else constant).to(self.like)
 
     def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
         """Evaluate a linear factor's network without the contribution of its Gaussian parents."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Function
 from aevb.declare.graph import Entry
-from aevb.declare.networks import MLP
+from aevb.declare.networks import MLP, Named
 from aevb.declare.notation import Ref
 from aevb.derive.plan import LIMIT
 from aevb.estimate.declared_model import DeclaredModel
@@ -50,7 +50,8 @@ def moves_spread(factor: Factor, ref: Ref) -> bool:
     """Return whether the scale of an affine Gaussian factor depends on this parent."""
     if not factor.spec.stochastic or len(factor.sizes) == 1:
         return False
-    constant = factor.net.blocks.weights.constants.get(ref.label)  # type: ignore[union-attr]
+    weights: Named = factor.net.blocks.weights  # type: ignore[union-attr,assignment]
+    constant = weights.constants.get(ref.label)
     return constant is None or bool(constant[factor.d :].any())
 
 
@@ -124,6 +125,7 @@ class Structure:
             isinstance(factor, Function) and spec.activation != "identity"  # type: ignore[attr-defined]
         ):
             raise NotExactError(f"{entry.id} is not linear in {parents[0]}")
+        assert isinstance(factor, Factor)
         if spread := next((ref for ref in parents if moves_spread(factor, ref)), None):
             raise NotExactError(f"the spread of {entry.id} depends on {spread}")
         end = next(

@@ -341,4 +341,5 @@ def _raw(scale: Array) -> Array:
 
 def _slope(raw: Array) -> Array:
     """Return the derivative of the raw scale with respect to the logarithm of the scale."""
+    raw = np.maximum(raw, -30.0)  # below, the scale is exp(raw), and the derivative 1
     return _softplus(raw) * (1 + np.exp(-raw))

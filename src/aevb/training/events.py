@@ -20,6 +20,7 @@ COMPILED = "compiled"
 IN_BATCHES = "mle in batches"
 P_ALONE = "p trained alone"
 REPEATED = "repeated values"
+NARROW_START = "narrow start"  # the data lie far outside the prior of a latent
 OBJECTIVE = "objective"  # the run maximises something else than the bound
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"

@@ -17,6 +17,27 @@ from aevb.zoo.markov import hmm, switching
 from aevb.zoo.structural import ar, local_level, local_trend, seasonal
 from aevb.zoo.tutorial import cvae, fa, gmvae, m2, vae, vrnn
 
+__all__ = [
+    "ar",
+    "cvae",
+    "dmm",
+    "fa",
+    "gmvae",
+    "hmm",
+    "kvae",
+    "local_level",
+    "local_trend",
+    "m2",
+    "recipes",
+    "seasonal",
+    "srnn",
+    "switching",
+    "vae",
+    "volatility",
+    "vrnn",
+    "zoo",
+]
+
 zoo: dict[str, Callable[..., Model]] = {
     build.__name__: build
     for build in (

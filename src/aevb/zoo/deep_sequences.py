@@ -57,7 +57,7 @@ def srnn(
     hidden: tuple[int, ...] = (64,),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Stochastic RNN: a recurrence of the data below a Markov chain of latents, with smoothing q."""
+    """Stochastic RNN: a recurrence of the data and a Markov chain of latents, with smoothing q."""
     net = mlp(*hidden)
     return Model(
         p={

@@ -10,6 +10,7 @@ An iteration (``iterations.py``) extrapolates from several of these vectors by A
 
 from __future__ import annotations
 
+from aevb.declare.networks import mlp
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.linear_gaussian import why_not_linear_gaussian
@@ -44,7 +45,7 @@ def _method(model: Model) -> Regressions | Responsibilities:
             "em() computes the posterior of latents, and this model has none. Use mle() or joint()."
         )
     for entry in model.graph.entries():
-        if entry.side == "p" and getattr(entry.spec.net, "fixed", ()):
+        if entry.side == "p" and isinstance(entry.spec.net, mlp) and entry.spec.net.fixed:
             raise ValueError(
                 f"em() sets all weights of a factor in closed form, but {entry.id} has fixed "
                 f"weights. Use mle() or joint()."
