@@ -28,7 +28,7 @@ SMALLER = {
 }
 SMALLER |= {
     r"range\(100\):\n    v = ": "range(10):\n    v = ",
-    r"method=\"particles\", seed": "method=\"particles\", samples=20, seed",
+    r"method=\"particles\", seed": 'method="particles", samples=20, seed',
 }
 # The same for the pages about tables and scikit-learn.
 SMALLER |= {
