@@ -31,7 +31,7 @@ def read_fixed(fixed: Any) -> Fixed:
     ):
         raise ValueError(
             f"fixed is a dictionary from a parent to its weight, e.g. "
-            f'fixed={{"z[t-1]": [[1, 1], [0, 1]]}}, got {fixed!r}.'
+            f'fixed={{"z[t-1]": [[1, 1], [0, 1]]}}, got {_short(fixed)}.'
         )
     return tuple((label.replace(" ", ""), _weight(label, weight)) for label, weight in pairs)
 
@@ -46,7 +46,8 @@ def _weight(label: str, weight: Any) -> float | Matrix:
     if not rows or not all(isinstance(row, list | tuple) and row for row in rows):
         raise ValueError(
             f"fixed: the weight of {label} is a number or a matrix with a row per entry of the "
-            f"variable and a column per entry of {label}, e.g. [[1, 1], [0, 1]]; got {weight!r}."
+            f"variable and a column per entry of {label}, e.g. [[1, 1], [0, 1]]; got "
+            f"{_short(weight)}."
         )
     if len({len(row) for row in rows}) > 1:
         raise ValueError(
@@ -59,6 +60,11 @@ def _weight(label: str, weight: Any) -> float | Matrix:
             f"fixed: the weight of {label} contains {wrong[0]!r}, which is not a finite number."
         )
     return tuple(tuple(row) for row in rows)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _is_number(value: Any) -> bool:

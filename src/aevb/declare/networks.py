@@ -208,12 +208,15 @@ class Network:
         )
         rest = fields(self)[1:] if fields(self)[0].type == "Shape" else fields(self)
         shown += [
-            f"{field.name}={show_fixed(value) if field.name == 'fixed' else repr(value)}"
+            f"{field.name}={self._show(field.name, value)}"
             for field in rest
             if (value := getattr(self, field.name)) != field.default
         ]
         name = "linear" if isinstance(self, mlp) and not self.hidden else type(self).__name__
         return f"{name}({', '.join(shown)})"
+
+    def _show(self, name: str, value: Any) -> str:
+        return repr(value)
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         """The dropout masks that ``rest`` takes in training.
@@ -304,6 +307,9 @@ class mlp(Network):
             raise ValueError(
                 "mlp with hidden layers learns all of its weights; only linear() takes fixed=."
             )
+
+    def _show(self, name: str, value: Any) -> str:
+        return show_fixed(value) if name == "fixed" else repr(value)
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
