@@ -525,9 +525,9 @@ def _triangular(rows: Array) -> Array:
 
         found = dgeqrf(rows[0, 0])[0]
         size = found.shape[1]
-        upper: Array = np.where(np.arange(size)[:, None] <= np.arange(size), found[:size], 0.0)
+        upper: Any = np.where(np.arange(size)[:, None] <= np.arange(size), found[:size], 0.0)
         return upper[None, None]
-    whole: Array = np.linalg.qr(rows, mode="r")
+    whole: Any = np.linalg.qr(rows, mode="r")
     return whole
 
 
