@@ -5,8 +5,9 @@ latent, or a function of finite latents), or *Gaussian* (a continuous latent, or
 of some). The evidence is exact if
 
 - every factor that reads a Gaussian unknown is Gaussian, is linear in it (with weights that a known
-  or discrete parent may choose), and has a scale that does not depend on it. The integral then has a closed form for each value of the discrete latents. The
-  factor may depend on its other parents in any way;
+  or discrete parent may choose), and has a scale that does not depend on it. The integral then has
+  a closed form for each value of the discrete latents. The factor may depend on its other parents
+  in any way;
 - over time, discrete latents depend on neighbouring steps only. The forward algorithm then computes
   the sum over paths;
 - no Gaussian unknown that is carried from step to step depends on a discrete latent of a step.
