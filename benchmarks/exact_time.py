@@ -34,9 +34,10 @@ from tables import exact_head, exact_line
 from threadpoolctl import threadpool_limits
 from timing import machine
 
-from aevb import Deterministic, Model, Normal, OneHot, em, fit, linear, mle
+from aevb import Deterministic, Model, Normal, em, fit, linear, mle
 from aevb.declare.distributions import inverse_softplus
 from aevb.training.schedules import Schedule
+from aevb.zoo import hmm, local_level
 
 WHO = "statsmodels or hmmlearn"
 
@@ -57,39 +58,25 @@ def raw(scale: float) -> float:
     return float(inverse_softplus(torch.tensor(scale, dtype=torch.float64)))
 
 
-def ours(model: Model, x: np.ndarray, schedule: Schedule | None = None) -> Fitted:
-    run = fit(model, {"x": x}, schedule=mle() if schedule is None else schedule)
+def ours(model: Model, data: dict[str, Any], schedule: Schedule | None = None) -> Fitted:
+    run = fit(model, data, schedule=mle() if schedule is None else schedule)
     counts = [re.search(r"\((\d+) evaluations\)", row.get("note", "")) for row in run.rows]
     return Fitted(
-        float(run.history["evidence"][-1]) * len(x),
+        float(run.history["evidence"][-1]) * len(data["x"]),
         run.step,
         next((int(found[1]) for found in counts if found), None),
     )
 
 
-def fixed(
-    model: Model, factor: str, matrices: dict[str, list[list[float]]], scale: float | None = None
-) -> None:
-    """Set the matrices of a factor, fix them, and set the initial scale."""
-    found = model.factors[factor]
-    for label, matrix in matrices.items():
-        weight = found.net.blocks.weights[label]
-        weight.data.copy_(torch.tensor(matrix))
-        weight.requires_grad_(False)
-    if scale is not None:
-        found.vectors["scale"].data.fill_(raw(scale))
+def started(model: Model, scales: dict[str, float]) -> Model:
+    """Set the learned scale of each factor, and use double precision."""
+    for factor, scale in scales.items():
+        model.factors[factor].vectors["scale"].data.fill_(raw(scale))
+    return model.double()
 
 
-def known_start(model: Model, factor: str, scale: float) -> None:
-    """Fix z[0] ~ N(0, scale²)."""
-    root = model.factors[factor].root
-    size = len(root) // 2
-    root.data.copy_(torch.tensor([0.0] * size + [raw(scale)] * size))
-    root.requires_grad_(False)
-
-
-def exact(d: int = 1) -> Normal:
-    return Normal(d, linear(bias=False), scale="learned")
+def exact(fixed: dict[str, Any] | None = None, d: int = 1) -> Normal:
+    return Normal(d, linear(bias=False, fixed=fixed), scale="learned")
 
 
 # Local level --------------------------------------------------------------------------------------
@@ -111,16 +98,13 @@ def nile(missing: float) -> Contest:
     start = structural().start_params
 
     def declared() -> Model:
-        model = Model(
-            p={"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": exact(), "x[t] | z[t]": exact()},
-            q={"z[t] | x[t]": Normal()},
-        ).double()
-        known_start(model, "p(z[0])", 1000.0)
-        fixed(model, "p(z[t]|z[t-1])", {"z[t-1]": [[1.0]]}, float(np.sqrt(start[1])))
-        fixed(model, "p(x[t]|z[t])", {"z[t]": [[1.0]]}, float(np.sqrt(start[0])))
-        return model
+        scales = {
+            "p(x[t]|level[t])": float(np.sqrt(start[0])),
+            "p(level[t]|level[t-1])": float(np.sqrt(start[1])),
+        }
+        return started(local_level(start=1000.0), scales)
 
-    return _statsmodels(structural, start), lambda: ours(declared(), y[None, :, None])
+    return _statsmodels(structural, start), lambda: ours(declared(), {"x": y[None, :, None]})
 
 
 # Five states --------------------------------------------------------------------------------------
@@ -151,35 +135,27 @@ def structural(missing: float) -> Contest:
     start = np.array([1.0, 0.1, 0.01, 0.1])  # irregular, level, trend, seasonal
 
     def declared() -> Model:
-        p = {
-            "l[0]": Normal(1, learned=True),
-            "l[t] | l[t-1], b[t-1]": exact(),
-            "b[0]": Normal(1, learned=True),
-            "b[t] | b[t-1]": exact(),
-            "s[0]": Normal(1, learned=True),
-            "s[t] | s[t-1], r[t-1], o[t-1]": exact(),
-            "r[t] | s[t-1]": Deterministic(1, linear(bias=False)),
-            "o[t] | r[t-1]": Deterministic(1, linear(bias=False)),
-            "x[t] | l[t], s[t]": exact(),
-        }
-        model = Model(p, {f"{name}[t] | x[t]": Normal() for name in "lbs"}).double()
-        for name in "lbs":
-            known_start(model, f"p({name}[0])", 10.0)
-        scales = np.sqrt(start)
-        fixed(model, "p(x[t]|l[t], s[t])", {"l[t]": [[1.0]], "s[t]": [[1.0]]}, scales[0])
-        fixed(model, "p(l[t]|l[t-1], b[t-1])", {"l[t-1]": [[1.0]], "b[t-1]": [[1.0]]}, scales[1])
-        fixed(model, "p(b[t]|b[t-1])", {"b[t-1]": [[1.0]]}, scales[2])
-        fixed(
-            model,
-            "p(s[t]|s[t-1], r[t-1], o[t-1])",
-            {"s[t-1]": [[-1.0]], "r[t-1]": [[-1.0]], "o[t-1]": [[-1.0]]},
-            scales[3],
-        )
-        fixed(model, "p(r[t]|s[t-1])", {"s[t-1]": [[1.0]]})
-        fixed(model, "p(o[t]|r[t-1])", {"r[t-1]": [[1.0]]})
-        return model
+        def copied(of: str) -> Deterministic:
+            return Deterministic(1, linear(bias=False, fixed={of: 1}))
 
-    return _statsmodels(components, start), lambda: ours(declared(), y[None, :, None])
+        p = {f"{name}[0]": Normal(1, scale=10.0) for name in "lbs"} | {
+            "l[t] | l[t-1], b[t-1]": exact({"l[t-1]": 1, "b[t-1]": 1}),
+            "b[t] | b[t-1]": exact({"b[t-1]": 1}),
+            "s[t] | s[t-1], r[t-1], o[t-1]": exact({"s[t-1]": -1, "r[t-1]": -1, "o[t-1]": -1}),
+            "r[t] | s[t-1]": copied("s[t-1]"),
+            "o[t] | r[t-1]": copied("r[t-1]"),
+            "x[t] | l[t], s[t]": exact({"l[t]": 1, "s[t]": 1}),
+        }
+        factors = (
+            "p(x[t]|l[t], s[t])",
+            "p(l[t]|l[t-1], b[t-1])",
+            "p(b[t]|b[t-1])",
+            "p(s[t]|s[t-1], r[t-1], o[t-1])",
+        )
+        model = Model(p, {f"{name}[t] | x[t]": Normal() for name in "lbs"})
+        return started(model, dict(zip(factors, np.sqrt(start).tolist(), strict=True)))
+
+    return _statsmodels(components, start), lambda: ours(declared(), {"x": y[None, :, None]})
 
 
 def factors(missing: float) -> Contest:
@@ -220,39 +196,55 @@ def factors(missing: float) -> Contest:
 
     def declared() -> Model:
         names = "abcde"
-        p: dict[str, Any] = {f"{name}[0]": Normal(1, learned=True) for name in names}
+        p: dict[str, Any] = {f"{name}[0]": Normal(1) for name in names}
         p |= {f"{name}[t] | {name}[t-1]": exact() for name in names}
-        p["x[t] | a[t], b[t], c[t], d[t], e[t]"] = exact(k)
-        model = Model(p, {f"{name}[t] | x[t]": Normal() for name in names}).double()
+        columns = {f"{name}[t]": np.eye(k)[:, [i]] for i, name in enumerate(names)}
+        p["x[t] | a[t], b[t], c[t], d[t], e[t]"] = exact(columns, k)
+        model = Model(p, {f"{name}[t] | x[t]": Normal() for name in names})
         for name in names:
-            known_start(model, f"p({name}[0])", 1.0)
-            factor = model.factors[f"p({name}[t]|{name}[t-1])"]
-            factor.net.blocks.weights[f"{name}[t-1]"].data.fill_(0.5)
-            factor.vectors["scale"].data.fill_(raw(1.0))
-        fixed(
-            model,
-            "p(x[t]|a[t], b[t], c[t], d[t], e[t])",
-            {f"{n}[t]": np.eye(k)[:, [i]].tolist() for i, n in enumerate(names)},
-            1.0,
-        )
-        return model
+            model.factors[f"p({name}[t]|{name}[t-1])"].net.blocks.weights[
+                f"{name}[t-1]"
+            ].data.fill_(0.5)
+        return model.double()
 
-    return _statsmodels(Decays, Decays.start_params), lambda: ours(declared(), y[None])
+    return _statsmodels(Decays, Decays.start_params), lambda: ours(declared(), {"x": y[None]})
 
 
 # Hidden Markov ------------------------------------------------------------------------------------
 
 
-def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
-    """Three states, two columns, T = 1,000, diagonal Gaussians: 2 + 6 + 12 free parameters."""
+def switching_series() -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
+    """Return a series of three classes, T = 1,000, and where EM starts: means, scale and moves."""
     rng, steps = np.random.default_rng(0), 1000
     A = np.array([[0.95, 0.04, 0.01], [0.03, 0.95, 0.02], [0.02, 0.03, 0.95]])
     centres = np.array([[0.0, 0.0], [1.5, 1.0], [-1.0, 2.0]])
     states = [0]
     for _ in range(steps - 1):
         states.append(int(rng.choice(3, p=A[states[-1]])))
-    x = _with_gaps(centres[states] + rng.normal(size=(steps, 2)), missing)
-    means, spread, stay = centres + 0.5, 1.5, np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+    x = centres[states] + rng.normal(size=(steps, 2))
+    return x, centres + 0.5, 1.5, np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+
+
+def hmm_at(model: Model, means: np.ndarray, spread: float, moves: np.ndarray) -> Model:
+    """Set a hidden Markov model's parameters: equal shares at first, one scale for all."""
+    model = model.double()
+    classes, columns = means.shape
+    with torch.no_grad():
+        model.factors["p(y[0])"].root.zero_()
+        chain = model.factors["p(y[t]|y[t-1])"].net.blocks
+        seen = model.factors["p(x[t]|y[t])"].net.blocks
+        chain.bias.zero_()
+        chain.weights["y[t-1]"].copy_(torch.tensor(np.log(moves).T))
+        seen.bias.zero_()
+        scales = torch.full((columns, classes), raw(spread), dtype=torch.float64)
+        seen.weights["y[t]"].copy_(torch.cat([torch.tensor(means.T), scales]))
+    return model
+
+
+def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
+    """Three states, two columns, diagonal Gaussians: 2 + 6 + 12 free parameters."""
+    x, means, spread, stay = switching_series()
+    x = _with_gaps(x, missing)
 
     def theirs() -> Fitted:
         from hmmlearn.hmm import GaussianHMM
@@ -272,26 +264,9 @@ def hidden_markov(missing: float, tol: float, schedule: Schedule) -> Contest:
         model.fit(x)
         return Fitted(float(model.score(x)), model.monitor_.iter, None)
 
-    def declared() -> Model:
-        p = {"y[0]": OneHot(3, learned=True), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(2)}
-        model = Model(p, {"y[t] | x[t]": OneHot()}).double()
-        with torch.no_grad():
-            model.factors["p(y[0])"].root.zero_()
-            moves, seen = (
-                model.factors["p(y[t]|y[t-1])"].net.blocks,
-                model.factors["p(x[t]|y[t])"].net.blocks,
-            )
-            moves.bias.zero_()
-            moves.weights["y[t-1]"].copy_(torch.tensor(np.log(stay).T))
-            seen.bias.zero_()
-            seen.weights["y[t]"].copy_(
-                torch.cat(
-                    [torch.tensor(means.T), torch.full((2, 3), raw(spread), dtype=torch.float64)]
-                )
-            )
-        return model
-
-    return None if missing else theirs, lambda: ours(declared(), x[None], schedule)
+    return None if missing else theirs, lambda: ours(
+        hmm_at(hmm(2, 3), means, spread, stay), {"x": x[None]}, schedule
+    )
 
 
 # The table ----------------------------------------------------------------------------------------

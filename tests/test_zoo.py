@@ -1,5 +1,6 @@
 """Tests of the documented models, exactly as declared there, and of the models of the zoo."""
 
+import inspect
 import re
 from dataclasses import replace
 
@@ -19,11 +20,12 @@ from aevb import (
     Normal,
     OneHot,
     Poisson,
+    fit,
     linear,
     mlp,
 )
 from aevb.estimate.estimators import estimate
-from aevb.zoo import zoo
+from aevb.zoo import recipes, zoo
 
 # The contract: models exactly as the documentation declares them ----------------------------------
 
@@ -199,6 +201,21 @@ VARIANTS = {
     "m2": ("m2", SMALL | {"y": 3}),
     "vrnn filtering": ("vrnn", SMALL | {"h": 3}),
     "vrnn smoothing": ("vrnn", SMALL | {"h": 3, "posterior": "smoothing"}),
+    "local level": ("local_level", {"x": 2, "start": 10}),
+    "local trend": ("local_trend", {"x": 2, "start": 10}),
+    "seasonal": ("seasonal", {"period": 4, "start": 10}),
+    "seasonal, odd period": ("seasonal", {"period": 3, "start": 10}),
+    "ar": ("ar", {"lags": 2}),
+    "ar of two series": ("ar", {"x": 2, "lags": 2}),
+    "ar, values before given": ("ar", {"lags": 2, "start": "given"}),
+    "hmm": ("hmm", {"x": 2, "y": 3, "h": 3}),
+    "hmm, full covariances": ("hmm", {"x": 2, "h": 3, "likelihood": "MultivariateNormal"}),
+    "switching": ("switching", {"x": 2, "u": 2, "h": 3}),
+    "switching, autoregressive": ("switching", {"u": 0, "autoregressive": True, "h": 3}),
+    "volatility": ("volatility", {"x": 2, "h": 3, "hidden": (4,)}),
+    "dmm": ("dmm", SMALL | {"h": 3}),
+    "srnn": ("srnn", SMALL | {"h": 3}),
+    "kvae": ("kvae", {"x": 5, "hidden": (4, 4)}),
 }
 
 
@@ -207,10 +224,15 @@ def small(variant):
     name, sizes = VARIANTS[variant]
     torch.manual_seed(0)
     model = zoo[name](**sizes)
-    x = torch.bernoulli(
-        torch.full((40, 3, 5) if name == "vrnn" else (40, 3 if name == "fa" else 5), 0.5)
-    )
-    batch = model.prepare(x=x, **({"y": torch.arange(40) % 3} if name == "cvae" else {}))
+    graph = model.graph
+    x = torch.bernoulli(torch.full((40, *([3] if graph.timed["x"] else []), graph.size("x")), 0.5))
+    given = {
+        name: torch.arange(40) % 3
+        if name == "y"
+        else torch.randn(40, *([3] if graph.timed[name] else []), graph.size(name))
+        for name in graph.given
+    }
+    batch = model.prepare(x=x, **given)
     plan = model.plan()
     return model, plan, batch, model.draw_noise(plan, batch, seed=0)
 
@@ -244,9 +266,42 @@ def test_every_bound_is_captured_whole_and_equals_eager(variant):
     assert torch.equal(captured, bound(batch, noise))
 
 
-@pytest.mark.parametrize("name", [name for name in zoo if name != "fa"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_model_trains_is_saved_samples_and_explains_itself(variant, tmp_path):
+    model, _, batch, _ = small(variant)
+    timed = model.graph.timed["x"]
+    data = {
+        name: batch[name].transpose(0, 1) if model.graph.timed[name] else batch[name][0]
+        for name in (*model.graph.observed, *model.graph.given)
+    }
+    run = fit(model, data, steps=3, batch=20, seed=0, progress=False)
+    assert np.isfinite(run.history["elbo"]).all()
+    assert str(model.explain()).startswith("log p(x")
+    assert str(model).startswith("p:  p(")
+    model.save(tmp_path / "model")
+    again = aevb.load(tmp_path / "model")
+    assert torch.equal(again.elbo(**data, seed=0).value, model.elbo(**data, seed=0).value)
+    given = {name: data[name][:2] for name in model.graph.given}
+    drawn = model.sample(2, seed=0, **({"steps": 3} if timed else {}), **given)
+    assert drawn["x"].shape == data["x"][:2].shape
+    assert torch.isfinite(drawn["x"]).all()
+
+
+def test_recipes_name_models_of_the_zoo():
+    assert recipes.keys() <= zoo.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in zoo
+        if "likelihood" in inspect.signature(zoo[name]).parameters and name != "volatility"
+    ],
+)
 def test_any_family_may_be_the_likelihood(name):
-    sizes = {"x": 5, "z": 2, "hidden": (4,)}
+    takes = inspect.signature(zoo[name]).parameters
+    sizes = {key: value for key, value in {"x": 5, "z": 2, "hidden": (4,)}.items() if key in takes}
     networks = zoo[name](**sizes).graph.p["x"]
     for likelihood, expected in (
         ("Poisson", Poisson(5)),
@@ -280,6 +335,15 @@ def test_any_family_may_be_the_likelihood(name):
             "vrnn",
             {"posterior": "full"},
             "Unknown posterior 'full'. Choose one of filtering, smoothing.",
+        ),
+        ("ar", {"lags": 0}, "ar: lags is a positive whole number, got 0."),
+        ("ar", {"start": "mean"}, "Unknown start 'mean'. Choose one of zeros, given."),
+        ("seasonal", {"period": 1}, "seasonal: period is a whole number of steps from 2 on, got 1"),
+        ("switching", {"u": 0}, "switching: with u=0 and without autoregressive=True"),
+        (
+            "volatility",
+            {"likelihood": "Poisson"},
+            "fixed gives v[t] a 2×1 matrix; this variable needs 1 row and 1 column.",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from aevb.declare.networks import (
     table,
 )
 from aevb.declare.registry import register
+from aevb.declare.switching import switching
 from aevb.derive.divergences import register_kl
 from aevb.diagnostics import Diagnosis, diagnose
 from aevb.estimate.bound import Bound
@@ -97,5 +98,6 @@ __all__ = [
     "predictive_check",
     "register",
     "register_kl",
+    "switching",
     "table",
 ]

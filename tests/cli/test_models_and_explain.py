@@ -1,11 +1,13 @@
 """The commands models and explain: what they print, and that each mistake is one line."""
 
 import inspect
+import json
 import random
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from aevb.cli import main
@@ -123,8 +125,8 @@ def test_a_file_named_like_a_module_does_not_take_its_place(run, tmp_path, monke
 MISTAKES = {
     "unknown model": (
         ["explain", "gmva"],
-        "There is no model 'gmva'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a file.py:name, or "
-        "the folder of a run or a saved model.",
+        f"There is no model 'gmva'. Name one of {', '.join(zoo)}, a file.py:name, or the folder of "
+        "a run or a saved model.",
     ),
     "no such file": (["explain", "nowhere.py:vae"], "There is no file nowhere.py."),
     "no such name": (["explain", "FILE:huge"], "FILE has no 'huge'. Its models are tiny."),
@@ -176,8 +178,8 @@ def test_the_module_runs_as_a_program():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "aevb: There is no model 'nope'. Name one of fa, vae, cvae, gmvae, m2, vrnn, a "
-        "file.py:name, or the folder of a run or a saved model.\n"
+        f"aevb: There is no model 'nope'. Name one of {', '.join(zoo)}, a file.py:name, or the "
+        "folder of a run or a saved model.\n"
     )
 
 
@@ -190,3 +192,15 @@ def test_explain_of_particles(run):
     code, _, err = run("explain", "gmvae", *choices)
     assert code == 2
     assert 'bound="particles" needs draws with a pathwise gradient at every step, but y is' in err
+
+
+def test_a_recipe_of_the_zoo_trains_without_settings_of_the_bound(run, tmp_path):
+    """hmm is trained by em(), unless the command asks for a bound."""
+    data = tmp_path / "x.npy"
+    np.save(data, np.random.default_rng(0).normal(size=(2, 30, 1)))
+    for more, expected in ((), "evidence"), (("--samples", 2, "--steps", 3), "elbo"):
+        out = tmp_path / expected
+        code, _, err = run("train", "hmm", "--data", data, "--out", out, *more)
+        assert code == 0, err
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert expected in rows[-1]

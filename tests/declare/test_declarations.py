@@ -661,11 +661,11 @@ SETTINGS = {
     ),
     "scale unknown": (
         lambda: Normal(2, scale="fixed"),
-        'Normal: scale is "network", "learned" or a number, got \'fixed\'.',
+        'Normal: scale is "network", "learned", "isotropic" or a number, got \'fixed\'.',
     ),
     "scale True": (
         lambda: Normal(2, scale=True),
-        'Normal: scale is "network", "learned" or a number, got True.',
+        'Normal: scale is "network", "learned", "isotropic" or a number, got True.',
     ),
     "no components": (
         lambda: Mixture(2, components=0),

@@ -435,6 +435,13 @@ FAMILIES: dict[str, Family] = {
         stats.norm.logpdf,
         torch=location_scale(td.Normal),
     ),
+    "Normal, isotropic": Family(
+        lambda d, **more: Normal(d, scale="isotropic", **more),
+        lambda x, raw, free: stats.norm.logpdf(x, raw, softplus(free["scale"])),
+        real_line,
+        stats.norm.logpdf,
+        torch=location_scale(td.Normal),
+    ),
     "Normal, scale 0.7": Family(
         lambda d, **more: Normal(d, scale=0.7, **more),
         lambda x, raw, free: stats.norm.logpdf(x, raw, 0.7),
@@ -678,7 +685,8 @@ def test_unshared_vectors_are_the_last_heads(name: str) -> None:
     assert not other.vectors(factor.d)
     assert list(other.heads(factor.d).items()) == [
         *factor.sizes.items(),
-        *((key, len(value)) for key, value in vectors.items()),
+        # A number for all entries becomes one per entry.
+        *((key, factor.d if len(value) == 1 else len(value)) for key, value in vectors.items()),
     ]
     with torch.no_grad():
         dist, raw = factor.distribution(factor({"z": z})), factor({"z": z})
@@ -1072,7 +1080,10 @@ def test_a_record_gives_the_specification_back(name: str) -> None:
         ),
         (lambda: Laplace(2, scale=-1.0), "scale must be positive, got -1.0"),
         (lambda: Normal(2, scale=math.nan), "scale must be positive, got nan"),
-        (lambda: Normal(2, scale="fixed"), '"network", "learned" or a number, got \'fixed\''),
+        (
+            lambda: Normal(2, scale="fixed"),
+            '"network", "learned", "isotropic" or a number, got \'fixed\'',
+        ),
         (lambda: StudentT(2, df=0), "df must be positive, got 0"),
         (
             lambda: MultivariateNormal(2, covariance="full"),

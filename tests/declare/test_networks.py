@@ -35,9 +35,11 @@ from aevb import (
     deconv,
     linear,
     mlp,
+    switching,
     table,
 )
 from aevb.declare import networks
+from aevb.declare import switching as switching_module
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.networks import ACTIVATIONS
 from aevb.declare.registry import from_record, to_record
@@ -123,6 +125,9 @@ NETWORKS: dict[str, Entry] = {
     "conv": Entry(conv(3, 4), **BOTH),
     "conv, all settings": Entry(conv(3, hidden=7, activation="elu", init="glorot_uniform"), **BOTH),
     "deconv": Entry(deconv(3, 4, hidden=7), {"z": (4,), "y": (3,)}, [32, 32], (2, 4, 4)),
+    "linear, a fixed parent": Entry(linear(fixed={"y": [[1, 0, 2], [0, 1, -0.5]]}), **BOTH),
+    "switching": Entry(switching("y"), **BOTH),
+    "switching, no bias": Entry(switching("y", bias=False, init="normal"), **BOTH),
     "table": Entry(table(8), {"i": (1,)}, [2, 5], rows=8),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
@@ -134,7 +139,7 @@ networks_of_two = pytest.mark.parametrize(
 def test_every_network_of_the_library_is_in_the_registry() -> None:
     known = {
         cls
-        for cls in vars(networks).values()
+        for cls in (*vars(networks).values(), *vars(switching_module).values())
         if isinstance(cls, type) and issubclass(cls, Network) and "build" in vars(cls)
     }
     assert known - {Network} == {type(entry.spec) for entry in NETWORKS.values()}

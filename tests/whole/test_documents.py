@@ -27,6 +27,10 @@ SMALLER = {
     r"\bpredictive_check\(.*(?=, seed=0)": r"\g<0>, replicates=20",
     r"\bcompare_estimators\(\w+, \{[^}]*\}": r"\g<0>, replicates=16, rounds=1",
 }
+SMALLER |= {
+    r"range\(100\):\n    v = ": "range(10):\n    v = ",
+    r"method=\"particles\", seed": 'method="particles", samples=20, seed',
+}
 # The same for the pages about tables and scikit-learn.
 SMALLER |= {
     r"--without species": "--without species --model mixture --set components=2",
@@ -47,6 +51,7 @@ UNTRAINED = (
     "explain(partial=",
     "draws.shape",
     'given={"rain"',
+    "print(zoo[",
 )
 
 
@@ -67,7 +72,14 @@ def smaller(code: str) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "docs/guide.md", "docs/tables.md", "docs/scikit_learn.md", "docs/series.md"],
+    [
+        "README.md",
+        "docs/guide.md",
+        "docs/tables.md",
+        "docs/scikit_learn.md",
+        "docs/series.md",
+        "docs/series_models.md",
+    ],
 )
 def test_every_block_runs_and_prints_what_the_page_shows(name):
     found = runner().printed(ROOT / name, smaller)

@@ -16,11 +16,12 @@ def models() -> None:
     """List the models that come with the library (the zoo), with their arguments."""
     from aevb.zoo import zoo
 
+    width = max(map(len, zoo))
     for name, build in zoo.items():
         summary = (inspect.getdoc(build) or "").partition("\n\n")[0].replace("\n", " ")
-        print(f"{name:<8} {summary}")
+        print(f"{name:<{width}} {summary}")
         print(
-            f"{'':<8} "
+            f"{'':<{width}} "
             + " ".join(
                 f"--set {argument(parameter)}"
                 for parameter in inspect.signature(build).parameters.values()

@@ -137,7 +137,10 @@ class Conditional:
         return {}
 
     def unshared(self) -> Conditional:
-        """The same family with its vectors as further heads, so that they depend on the parents."""
+        """The same family with its vectors as further heads, so that they depend on the parents.
+
+        A number for all entries becomes a head with one number per entry.
+        """
         return self
 
     def standard(self, d: int) -> dict[str, float]:

@@ -25,24 +25,26 @@ from aevb.declare.registry import register, registered
 SMALLEST_PROBABILITY = 1e-6
 
 
-def _scale_setting(spec: Conditional, name: str, value: Any) -> None:
+def _scale_setting(
+    spec: Conditional, name: str, value: Any, words: tuple[str, ...] = ("network", "learned")
+) -> None:
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if numeric and not (value > 0 and math.isfinite(value)):
         raise ValueError(
             f'{type(spec).__name__}: {name} must be positive, got {value}. Or use "network" or '
             f'"learned".'
         )
-    if not numeric and value not in ("network", "learned"):
-        raise ValueError(
-            f'{type(spec).__name__}: {name} is "network", "learned" or a number, got {value!r}.'
-        )
+    if not numeric and value not in words:
+        quoted = ", ".join(f'"{word}"' for word in words)
+        raise ValueError(f"{type(spec).__name__}: {name} is {quoted} or a number, got {value!r}.")
 
 
 @dataclass(frozen=True, repr=False)
 class LocationScale(Conditional):
     """Base of Normal, Laplace and StudentT.
 
-    loc comes from the network; scale comes from the network, is learned, or is fixed.
+    loc comes from the network; scale comes from the network, is learned (one number per entry, or
+    one for all entries if "isotropic"), or is fixed.
     """
 
     scale: str | float = "network"
@@ -50,18 +52,17 @@ class LocationScale(Conditional):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _scale_setting(self, "scale", self.scale)
+        _scale_setting(self, "scale", self.scale, ("network", "learned", "isotropic"))
 
     def heads(self, d: int) -> dict[str, int]:
         return {"loc": d, "scale": d} if self.scale == "network" else {"loc": d}
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        return (
-            {"scale": torch.full((d,), ad.INVERSE_SOFTPLUS_ONE)} if self.scale == "learned" else {}
-        )
+        count = {"learned": d, "isotropic": 1}.get(str(self.scale))
+        return {} if count is None else {"scale": torch.full((count,), ad.INVERSE_SOFTPLUS_ONE)}
 
     def unshared(self) -> Conditional:
-        return replace(self, scale="network") if self.scale == "learned" else self
+        return replace(self, scale="network") if isinstance(self.scale, str) else self
 
     def standard(self, d: int) -> dict[str, float]:
         return {"scale": ad.INVERSE_SOFTPLUS_ONE}
@@ -91,7 +92,8 @@ class Normal(LocationScale):
     """Independent Gaussians, N(μ, diag σ²).
 
     ``scale`` says where σ comes from: "network" (softplus of a head), "learned" (one vector for all
-    examples, initially 1), or a fixed number.
+    examples, initially 1), "isotropic" (one learned number for all entries and examples), or a
+    fixed number.
 
     >>> Normal(20, scale=0.1)
     Normal(20, scale=0.1)
@@ -116,10 +118,13 @@ class Normal(LocationScale):
         self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
     ) -> dict[str, Tensor]:
         variance = second - mean.square()
-        if self.scale == "learned":  # one scale for all rows
+        if self.scale in ("learned", "isotropic"):  # one scale for all rows
             variance = (count * variance).sum(0) / count.sum(0).clamp_min(
                 torch.finfo(count.dtype).tiny
             )
+        if self.scale == "isotropic":  # and for all entries
+            share = count.sum(0) / count.sum().clamp_min(torch.finfo(count.dtype).tiny)
+            variance, floor = (share * variance).sum().reshape(1), floor.max().reshape(1)
         found = {"scale": ad.inverse_softplus(variance.maximum(floor).sqrt())}
         return {"loc": mean} | (found if isinstance(self.scale, str) else {})
 
@@ -138,11 +143,10 @@ class Normal(LocationScale):
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
         # In KL(q ‖ p), the nearest Gaussian with independent entries has the diagonal of the
         # precision.
-        return (
-            {"scale": ad.inverse_softplus(torch.cholesky_inverse(root).diagonal().rsqrt())}
-            if self.scale == "learned"
-            else {}
-        )
+        precision = torch.cholesky_inverse(root).diagonal()
+        if self.scale == "isotropic":
+            precision = precision.mean().reshape(1)
+        return {"scale": ad.inverse_softplus(precision.rsqrt())} if self.learns_scale else {}
 
     def sample_formula(self, parents: str, component: str = "") -> str:
         return f"μ({parents}) + σ({parents}) ε"

@@ -191,7 +191,8 @@ class Graph:
                 )
         stochastic = [name for name in self.p if not self.is_deterministic(name)]
         latent = [name for name in stochastic if name in self.q]
-        if not latent:
+        # A single variable is the data: a model without latents, such as an autoregression.
+        if not latent and len(stochastic) != 1:
             roots = [
                 name
                 for name in stochastic
@@ -204,7 +205,7 @@ class Graph:
                 f'q has no factor for latent {name!r}. Add one, e.g. "{name} | {leaf}": '
                 f"{family}(net=mlp(500, 500))."
             )
-        if len(latent) == len(stochastic):
+        if latent and len(latent) == len(stochastic):
             raise ValueError(
                 f"q has a factor for every variable of p ({', '.join(latent)}), so nothing is "
                 f"observed. Take the data's variable out of q."

@@ -13,7 +13,7 @@ A built network therefore has two methods: ``first`` sums the blocks of some of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aevb.compiled_step.gradients import affine
+from aevb.declare.fixed_weights import Fixed, constant_blocks, read_fixed, show_fixed
 from aevb.declare.registry import register
 
 Shape = tuple[int, ...]
@@ -72,19 +73,42 @@ def initialise(
 
 
 class Named(nn.ParameterDict):
-    """A ParameterDict whose keys may equal the names of its own attributes ("values", "type")."""
+    """A ParameterDict whose keys may equal the names of its own attributes ("values", "type").
+
+    Some entries may be constants, kept in double precision: a cast to another precision rounds the
+    declared numbers once. They are no parameters, and no part of the saved weights.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], constants: Mapping[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(parameters)
+        self.constants = dict(constants or {})
+        for key, constant in self.constants.items():
+            attribute = self._key_to_attr(key)
+            delattr(self, attribute)
+            rounded = constant.to(torch.get_default_dtype())
+            self.register_buffer(attribute, rounded, persistent=False)
 
     def _key_to_attr(self, key: str) -> str:
         return f"[{key}]" if key in TAKEN else key
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Named:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for key, constant in self.constants.items():
+            attribute = self._key_to_attr(key)
+            self._buffers[attribute] = constant.to(self._buffers[attribute])  # type: ignore[arg-type]
+        return self
 
-TAKEN = frozenset(dir(nn.ParameterDict()))
+
+TAKEN = frozenset({*dir(nn.ParameterDict()), "constants"})
 
 
 class Blocks(nn.Module):
     """The first layer: one weight block per parent, and one bias.
 
-    ``heads`` splits the output rows for initialisation only.
+    ``heads`` splits the output rows for initialisation only. The blocks of the parents in ``fixed``
+    are constants.
     """
 
     def __init__(
@@ -96,14 +120,23 @@ class Blocks(nn.Module):
         init: str,
         heads: Sequence[int] = (),
         masked: Sequence[str] = (),
+        fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        fan_in = sum(parents.values())
+        fixed = fixed or {}
+        learned = {name: size for name, size in parents.items() if name not in fixed}
+        fan_in = sum(learned.values())
         whole = torch.empty(out, fan_in)
         self.bias = nn.Parameter(torch.empty(out)) if bias else None
         _initialise_heads(whole, self.bias, init, fan_in, heads or [out])
-        blocks = zip(parents, whole.split(list(parents.values()), -1), strict=True)
-        self.weights = Named({name: nn.Parameter(block.clone()) for name, block in blocks})
+        blocks = dict(zip(learned, whole.split(list(learned.values()), -1), strict=True))
+        self.weights = Named(
+            {
+                name: fixed[name] if name in fixed else nn.Parameter(blocks[name].clone())
+                for name in parents
+            },
+            fixed,
+        )
         # Masks of missing entries are extra inputs of q. Their weights start at zero.
         self.missing = Named(
             {name: nn.Parameter(torch.zeros(out, parents[name])) for name in masked}
@@ -175,12 +208,15 @@ class Network:
         )
         rest = fields(self)[1:] if fields(self)[0].type == "Shape" else fields(self)
         shown += [
-            f"{field.name}={value!r}"
+            f"{field.name}={self._show(field.name, value)}"
             for field in rest
             if (value := getattr(self, field.name)) != field.default
         ]
         name = "linear" if isinstance(self, mlp) and not self.hidden else type(self).__name__
         return f"{name}({', '.join(shown)})"
+
+    def _show(self, name: str, value: Any) -> str:
+        return repr(value)
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         """The dropout masks that ``rest`` takes in training.
@@ -230,6 +266,7 @@ class mlp(Network):
     init: str = "default"
     bias: bool = True
     log: bool = False
+    fixed: Fixed = ()
 
     def __init__(
         self,
@@ -240,6 +277,7 @@ class mlp(Network):
         init: str = "default",
         bias: bool = True,
         log: bool = False,
+        fixed: Any = (),
     ) -> None:
         for name, value in {
             "hidden": tuple(sizes) or tuple(hidden),
@@ -248,6 +286,7 @@ class mlp(Network):
             "init": init,
             "bias": bias,
             "log": log,
+            "fixed": read_fixed(fixed),
         }.items():
             object.__setattr__(self, name, value)
         _sizes("mlp", self.hidden)
@@ -264,6 +303,13 @@ class mlp(Network):
                 "linear() does not transform its parents; log=True needs a hidden layer, e.g. "
                 "mlp(32, log=True)."
             )
+        if fixed and self.hidden:
+            raise ValueError(
+                "mlp with hidden layers learns all of its weights; only linear() takes fixed=."
+            )
+
+    def _show(self, name: str, value: Any) -> str:
+        return show_fixed(value) if name == "fixed" else repr(value)
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         return tuple((self.dropout, width) for width in self.hidden) if self.dropout else ()
@@ -278,12 +324,23 @@ class mlp(Network):
         return MLP(self, parents, heads, masked)
 
 
-def linear(*, bias: bool = True, init: str = "default") -> mlp:
+def linear(
+    *,
+    bias: bool = True,
+    init: str = "default",
+    fixed: Mapping[str, float | Sequence[Sequence[float]]] | None = None,
+) -> mlp:
     """An affine map from the parents to the distribution's parameters.
 
-    With ``bias=False`` the map is linear.
+    With ``bias=False`` the map is linear. ``fixed`` gives weights that stay as declared, by parent:
+    a number w (which stands for w · I), or a matrix with one row per entry of the variable. Weights
+    of other parents are learned. A fixed parent acts on the location only; to let it act on the
+    scale too, give the matrix the rows of all heads.
+
+    >>> linear(fixed={"z[t-1]": [[1, 1], [0, 1]]}, bias=False)
+    linear(bias=False, fixed={'z[t-1]': [[1, 1], [0, 1]]})
     """
-    return mlp(bias=bias, init=init)
+    return mlp(bias=bias, init=init, fixed=fixed or ())
 
 
 class MLP(nn.Module):
@@ -295,7 +352,13 @@ class MLP(nn.Module):
         inputs = {name: math.prod(shape) for name, shape in parents.items()}
         if not spec.hidden:
             self.blocks = Blocks(
-                inputs, sum(heads), bias=spec.bias, init=spec.init, heads=heads, masked=masked
+                inputs,
+                sum(heads),
+                bias=spec.bias,
+                init=spec.init,
+                heads=heads,
+                masked=masked,
+                fixed=constant_blocks(spec.fixed, inputs, heads),
             )
         else:
             self.blocks = Blocks(inputs, spec.hidden[0], bias=True, init=spec.init, masked=masked)

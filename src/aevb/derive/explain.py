@@ -39,6 +39,8 @@ def describe(graph: Graph, counts: Mapping[str, int]) -> str:
     for side, symbol in (("p", "θ"), ("q", "φ")):
         entries = [entry for entry in graph.entries() if entry.side == side]
         total = sum(counts[entry.id] for entry in entries)
+        if not entries:
+            continue  # a model without latents has no q
         product = " ".join(entry.id for entry in entries if entry.spec.stochastic)
         rest = [entry for entry in entries if not entry.spec.stochastic]
         functions = (
@@ -63,7 +65,8 @@ def describe(graph: Graph, counts: Mapping[str, int]) -> str:
                 f"{name} ({'×'.join(map(str, shape))})" for name, shape in graph.given.items()
             )
         )
-    roles = [f"latent {', '.join(graph.latents)}", f"observed {', '.join(graph.observed)}"]
+    roles = [f"latent {', '.join(graph.latents)}"] if graph.latents else []
+    roles.append(f"observed {', '.join(graph.observed)}")
     return "\n".join([*lines, "; ".join(roles)])
 
 

@@ -571,7 +571,7 @@ def _term(
         raise ValueError(f"{where}: {reason}.")
     if asked in (None, Term.CLOSED) and reason is None:
         q, p = pairs[0]
-        parents = ", ".join(str(ref) for ref in p.key.parents)
+        parents = ", ".join(map(str, graph.reads("p", name)))
         fixed = (
             f"no parent of {name} in p ({parents}) depends on {name} under q"
             if parents

@@ -102,6 +102,8 @@ class Estimate:
         for name in (*self.graph.observed, *self.graph.given, *plan.clamped):
             if name not in plan.completed:
                 values[name] = batch[name]
+        # Functions of the data that the caller has computed already.
+        values |= {name: batch[name] for name in self.graph.deterministic if name in batch}
         for name in plan.enumerated:
             factor = factors[self.graph.rule("p", name).id]
             assert isinstance(factor, Factor)

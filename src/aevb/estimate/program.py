@@ -314,9 +314,14 @@ class Program:
     # Running --------------------------------------------------------------------------------------
 
     def run(self, stages: Sequence[Stage], draw: Draw) -> None:
-        """Compute the values of all stages in order, with ``draw`` for the stochastic nodes."""
+        """Compute the values of all stages in order, with ``draw`` for the stochastic nodes.
+
+        Nodes that have their values already are left out.
+        """
         for stage in stages:
             if stage.direction:
+                if all(name in self.values for name in stage.nodes):
+                    continue
                 with deferred():
                     self._loop(stage, draw)
             elif stage.nodes[0] not in self.values:

@@ -20,6 +20,7 @@ from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Function
 from aevb.declare.distributions import MultivariateNormal as Gaussian
 from aevb.declare.graph import Entry
+from aevb.declare.networks import Named
 from aevb.derive.axes import steps_of
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
@@ -27,7 +28,7 @@ from aevb.evidence.chain_matrices import Moments, Step, chain_moments, log_likel
 from aevb.evidence.finite import Tables
 from aevb.evidence.gaussian_belief import Belief, Column, Rule
 from aevb.evidence.square_root_belief import RootBelief
-from aevb.evidence.structure import structure_of
+from aevb.evidence.structure import chooses_weights, structure_of
 
 
 class Filter:
@@ -84,7 +85,8 @@ class Filter:
         assert isinstance(factor, Factor)
         gaussian = [ref for ref in entry.key.parents if ref.name in self.structure.gaussian]
         matrices = {
-            (ref.name, ref.lag): factor.net.blocks.weights[ref.label].double()[None, None]  # type: ignore[index,union-attr]
+            # Only the rows of the mean: the scale does not depend on these parents.
+            (ref.name, ref.lag): self._matrix(entry, factor, ref.label)
             for ref in gaussian
         }
         raw = (
@@ -102,11 +104,29 @@ class Filter:
             )
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
 
+    def _matrix(self, entry: Entry, factor: Factor, label: str) -> Tensor:
+        """Return a parent's weights on the mean, [.., T or 1, N or 1, d, size of the parent].
+
+        Constant ones are as declared, without rounding. If a class chooses the weights, they have
+        its axes.
+        """
+        weights: Named = factor.net.blocks.weights  # type: ignore[union-attr,assignment]
+        constant = weights.constants.get(label)
+        whole = (weights[label] if constant is None else constant).to(self.like)
+        by = chooses_weights(factor)
+        if by is None:
+            return whole[None, None, : factor.d]
+        chosen = next(
+            self.program.read(ref, entry) for ref in entry.key.parents if ref.label == by
+        ).to(self.like)
+        maps = whole.unflatten(0, (chosen.shape[-1], -1))[:, : factor.d]
+        return torch.einsum("...c,cij->...ij", chosen, maps)
+
     def _without_gaussians(self, entry: Entry, factor: Factor) -> Tensor:
         """Evaluate a linear factor's network without the contribution of its Gaussian parents."""
         inputs = self.program.inputs(entry, lambda name: name not in self.structure.gaussian)
         if inputs:
-            return factor.first(inputs)
+            return factor.rest(factor.first(inputs))
         bias = factor.net.blocks.bias  # type: ignore[union-attr]
         return (self.like.new_zeros(sum(factor.sizes.values())) if bias is None else bias).reshape(  # type: ignore[operator]
             1, 1, -1

@@ -87,11 +87,13 @@ class Smoother:
             self.known = chain.keep.sum(-1)
         # L⁻¹ with L Lᵀ = S, [T, K, G, M, M]; set by the square-root filter only
         self.whitener: Array | None = None
-        try:
-            self._covariances()
-            accurate = self._accurate()
-        except ChainError:
-            accurate = False
+        accurate = self._accurate_at_start()
+        if accurate:
+            try:
+                self._covariances()
+                accurate = self._accurate()
+            except ChainError:
+                accurate = False
         if not accurate:
             self._square_roots()
         # Φ_t = (I − K_t H_t) F_t maps the filtered mean one step ahead
@@ -193,10 +195,35 @@ class Smoother:
         The rounding error of S = H P Hᵀ + R is about ε (|H| √diag P)², which must be small against
         R. Inverting S multiplies errors by S_ii (S⁻¹)_ii.
         """
-        if self.predicted.shape[-1] == self.m == 1 and self.predicted.shape[1:3] == (1, 1):
+        if self._scalar():
             return True  # the scalar recursion subtracts nothing
         # Take the maximum over all steps, so that one product is enough.
-        spread = np.sqrt(_diagonal(self.predicted).max(0))[..., None]
+        if not self._within_reach(_diagonal(self.predicted).max(0)):
+            return False
+        return self.m == 1 or bool(
+            (_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all()
+        )
+
+    def _scalar(self) -> bool:
+        """Return whether one scalar recursion gives all covariances."""
+        matrices = (self.F, self.Q, self.H, self.R, self.chain.covariance)
+        return self.Q.shape[-1] == self.m == 1 and all(
+            part.shape[1:3] == (1, 1) for part in matrices
+        )
+
+    def _accurate_at_start(self) -> bool:
+        """Return whether the first step keeps enough digits; a nearly flat prior does not.
+
+        The first pass would then be in vain.
+        """
+        if self._scalar():
+            return True
+        F, before = self.F[0], self.chain.covariance[0]
+        return self._within_reach(_diagonal(F @ before @ _transposed(F) + self.Q[0]))
+
+    def _within_reach(self, variances: Array) -> bool:
+        """Return whether predictions with these variances lose few digits at the data."""
+        spread = np.sqrt(variances)[..., None]
         reach = (np.abs(self.H) @ spread)[..., 0] ** 2
         small = _diagonal(self.R)
         if self.m > 1 and np.count_nonzero(self.R - small[..., None] * np.eye(self.m)):
@@ -204,11 +231,7 @@ class Smoother:
                 small = 1 / _diagonal(np.linalg.inv(self.R))
             except np.linalg.LinAlgError:
                 return False
-        if not (reach <= LOSS * small).all():  # written so that NaN fails the test
-            return False
-        return self.m == 1 or bool(
-            (_diagonal(self.covariance) * _diagonal(self.precision) <= LOSS).all()
-        )
+        return bool((reach <= LOSS * small).all())  # written so that NaN fails the test
 
     def _square_roots(self) -> None:
         """Compute the same quantities by the square-root (array) Kalman filter.
@@ -237,7 +260,7 @@ class Smoother:
             rows[..., :-m, :m] = rows[..., :-m, m:] @ _transposed(H[t])
             rows[..., -m:, :m] = _transposed(seen[t])
             predicted[t] = _transposed(rows[..., :-m, m:]) @ rows[..., :-m, m:]
-            arrays[t] = np.linalg.qr(rows, mode="r")
+            arrays[t] = _triangular(rows)
             before = _transposed(arrays[t][..., m:, m:])
             if (
                 t % EVERY == 1
@@ -500,6 +523,19 @@ def _root(covariances: Array) -> Array:
         there = pivot > SETTLED * covariances[..., j, j, None]
         found[..., j:, j] = np.where(there, rest / np.sqrt(np.where(there, pivot, 1.0)), 0.0)
     return found
+
+
+def _triangular(rows: Array) -> Array:
+    """Return the triangular factor of the QR decomposition of [.., n, k] with n ≥ k."""
+    if rows.ndim == 4 and rows.shape[:2] == (1, 1):  # numpy takes longer than the decomposition
+        from scipy.linalg.lapack import dgeqrf
+
+        found = dgeqrf(rows[0, 0])[0]
+        size = found.shape[1]
+        upper: Any = np.where(np.arange(size)[:, None] <= np.arange(size), found[:size], 0.0)
+        return upper[None, None]
+    whole: Any = np.linalg.qr(rows, mode="r")
+    return whole
 
 
 def _lower_inverse(L: Array) -> Array:

@@ -4,9 +4,10 @@ Given the data, each variable of p is *known* (data, or a function of data), *di
 latent, or a function of finite latents), or *Gaussian* (a continuous latent, or a linear function
 of some). The evidence is exact if
 
-- every factor that reads a Gaussian unknown is Gaussian, is linear in it, and has a scale that does
-  not depend on it. The integral then has a closed form for each value of the discrete latents. The
-  factor may depend on its other parents in any way;
+- every factor that reads a Gaussian unknown is Gaussian, is linear in it (with weights that a known
+  or discrete parent may choose), and has a scale that does not depend on it. The integral then has
+  a closed form for each value of the discrete latents. The factor may depend on its other parents
+  in any way;
 - over time, discrete latents depend on neighbouring steps only. The forward algorithm then computes
   the sum over paths;
 - no Gaussian unknown that is carried from step to step depends on a discrete latent of a step.
@@ -19,10 +20,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Function
 from aevb.declare.graph import Entry
-from aevb.declare.networks import MLP
+from aevb.declare.networks import MLP, Named
 from aevb.declare.notation import Ref
+from aevb.declare.switching import Switching
 from aevb.derive.plan import LIMIT
 from aevb.estimate.batch import split_latents
 from aevb.estimate.declared_model import DeclaredModel
@@ -46,6 +49,23 @@ def is_affine(factor: nn.Module) -> bool:
     """Return whether a factor's network is an affine function of its parents."""
     net = getattr(factor, "net", None)
     return isinstance(net, MLP) and not net.spec.hidden
+
+
+def chooses_weights(factor: nn.Module) -> str | None:
+    """Return the label of the parent that chooses among affine maps of the others; None if none."""
+    net = getattr(factor, "net", None)
+    return net.by if isinstance(net, Switching) else None
+
+
+def moves_spread(factor: Factor, ref: Ref) -> bool:
+    """Return whether the scale of an affine Gaussian factor depends on this parent."""
+    if not factor.spec.stochastic or len(factor.sizes) == 1:
+        return False
+    if chooses_weights(factor) is not None:
+        return True
+    weights: Named = factor.net.blocks.weights  # type: ignore[union-attr,assignment]
+    constant = weights.constants.get(ref.label)
+    return constant is None or bool(constant[factor.d :].any())
 
 
 class Structure:
@@ -124,12 +144,14 @@ class Structure:
             raise NotExactError(f"{entry.id} is a {type(spec).__name__}")
         if not parents:
             return
-        if not is_affine(factor) or (
+        by = chooses_weights(factor)
+        if not (is_affine(factor) or (by is not None and by not in map(str, parents))) or (
             isinstance(factor, Function) and spec.activation != "identity"  # type: ignore[attr-defined]
         ):
             raise NotExactError(f"{entry.id} is not linear in {parents[0]}")
-        if spec.stochastic and len(spec.heads(1)) > 1:
-            raise NotExactError(f"the spread of {entry.id} depends on {parents[0]}")
+        assert isinstance(factor, Factor)
+        if spread := next((ref for ref in parents if moves_spread(factor, ref)), None):
+            raise NotExactError(f"the spread of {entry.id} depends on {spread}")
         end = next(
             (ref for ref in parents if ref.at in ("first", "last") and not entry.key.target.timed),
             None,

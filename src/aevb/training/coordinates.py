@@ -8,6 +8,7 @@ All coordinates are 0 at the start of the search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from aevb.training.distributed import World
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.int64]]
+SMALL = 0.1  # share of a scale at the start below which its coordinate is linear
+LEAST = 1e-12  # smallest share of a scale at the start
 # Kinds of raw numbers. SCALE passes through a softplus. BESIDE is off the diagonal of a Cholesky
 # factor.
 OTHER, LOCATION, SCALE, BESIDE = range(4)
@@ -31,7 +34,7 @@ OTHER, LOCATION, SCALE, BESIDE = range(4)
 class Columns:
     """Mean and standard deviation of every column of the continuous data.
 
-    They are over the observed entries.
+    They are over the observed entries. Functions of the data in ``parts`` count as data.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Columns:
         }
         # The mean evidence under Gaussians with these moments.
         self.evidence = (
-            -float(sum(found for name, found in entropy.items() if name not in model.graph.given))
+            -float(sum(found for name, found in entropy.items() if name in model.graph.stochastic))
             / rows
         )
 
@@ -100,7 +103,8 @@ class Coordinates:
     """Map coordinates to parameters, and gradients back. The current parameters are the origin."""
 
     def __init__(self, model: Model, free: Sequence[nn.Parameter], columns: Columns) -> None:
-        self.columns, self.layers, start = columns, list(_layers(model)), 0
+        self.graph, self.columns = model.graph, columns
+        self.layers, start = list(_layers(model)), 0
         self.places: dict[int, Places] = {}  # positions of each parameter in the vector
         for parameter in free:
             self.places[id(parameter)] = np.arange(
@@ -121,18 +125,20 @@ class Coordinates:
         found = self.unit * x
         for weights, biases, mean in self.shifts:
             found[biases] -= found[weights] @ mean
-        found[self.logarithmic] = _raw(self.scales * np.exp(x[self.logarithmic])) - _raw(
-            self.scales
-        )
+        factor, _ = _scale_factor(x[self.logarithmic])
+        found[self.logarithmic] = _raw(self.scales * factor) - _raw(self.scales)
         return self.origin + found
 
-    def back(self, parameters: Array, gradient: Array) -> Array:
-        """Convert a gradient with respect to the parameters to one for the coordinates."""
+    def back(self, x: Array, parameters: Array, gradient: Array) -> Array:
+        """Convert a gradient with respect to the parameters to one for the coordinates ``x``."""
         found = gradient.copy()
         for weights, biases, mean in self.shifts:
             found[weights] -= gradient[biases][:, None] * mean
         found *= self.unit
-        found[self.logarithmic] = gradient[self.logarithmic] * _slope(parameters[self.logarithmic])
+        _, slope = _scale_factor(x[self.logarithmic])
+        found[self.logarithmic] = (
+            gradient[self.logarithmic] * _slope(parameters[self.logarithmic]) * slope
+        )
         return found
 
     def centred(self) -> Array:
@@ -152,11 +158,15 @@ class Coordinates:
     def rescaled(self) -> Array:
         """Convert the origin's parameters from standardised data to the units of the data."""
         found = self.origin.copy()
+        units = self.columns.spread | self._units_by_fixed_weights()
         for layer in self.layers:
             kind, biases = layer.kind, self._place(layer.constant)
             mean, spread = (
                 default if moments is None else moments[layer.column]
-                for moments, default in self._moments(layer.variable, len(kind))
+                for moments, default in (
+                    (self.columns.mean.get(layer.variable), np.zeros(len(kind))),
+                    (units.get(layer.variable), np.ones(len(kind))),
+                )
             )
             raw = np.zeros(len(kind)) if layer.constant is None else _array(layer.constant)
             scale = _raw(spread * _softplus(raw))
@@ -165,9 +175,7 @@ class Coordinates:
             )
             for weight, parent in layer.weights:
                 if (place := self._place(weight)) is not None:
-                    found[place] *= gain[:, None] / self.columns.spread.get(
-                        str(parent), np.ones(place.shape[1])
-                    )
+                    found[place] *= gain[:, None] / units.get(str(parent), np.ones(place.shape[1]))
             if biases is not None:
                 to = np.select(
                     [kind == SCALE, kind == LOCATION], [scale, mean + spread * raw], gain * raw
@@ -187,8 +195,30 @@ class Coordinates:
                 and layer.variable not in self.columns.spread
                 and (layer.kind == SCALE).any()
             ):
-                found[layer.variable] = _softplus(_array(layer.constant)[layer.kind == SCALE])
+                sizes = _softplus(_array(layer.constant)[layer.kind == SCALE])
+                found[layer.variable] = np.broadcast_to(
+                    sizes, max(len(sizes), self.graph.size(layer.variable))
+                )
         return found
+
+    def _units_by_fixed_weights(self) -> dict[str, Array]:
+        """The units of unknowns that fixed weights tie to the data: a level has the unit of x."""
+        known = dict(self.columns.spread)
+        waiting = list(self.layers)
+        while ready := [layer for layer in waiting if layer.variable in known]:
+            waiting = [layer for layer in waiting if layer.variable not in known]
+            for layer in ready:
+                here = layer.kind == LOCATION
+                unit = known[layer.variable][layer.column[here]]
+                for weight, parent in layer.weights:
+                    if parent is not None and parent not in known and self._place(weight) is None:
+                        size = np.abs(_array(weight))[here]
+                        ratio = unit[:, None] / np.where(size > 0, size, np.nan)
+                        least = np.where(size > 0, ratio, np.inf).min(0)
+                        known[parent] = np.where(
+                            np.isfinite(least), least, unit.max(initial=1e-150)
+                        )
+        return {name: unit for name, unit in known.items() if name not in self.columns.spread}
 
     def _measure(self, layer: Layer) -> None:
         """Find the units of a layer's parameters."""
@@ -222,16 +252,6 @@ class Coordinates:
                     _array(weight) if place is None else parameters[place]
                 ) @ self.columns.mean[parent]
         return total
-
-    def _moments(self, name: str, count: int) -> list[tuple[Array | None, Array]]:
-        """Return the mean and standard deviation of a variable.
-
-        Each comes with its default for other variables.
-        """
-        return [
-            (self.columns.mean.get(name), np.zeros(count)),
-            (self.columns.spread.get(name), np.ones(count)),
-        ]
 
     def _place(self, parameter: Tensor | None) -> Places | None:
         return self.places.get(id(parameter))
@@ -299,6 +319,21 @@ def _softplus(raw: Array) -> Array:
     return np.logaddexp(0.0, raw)
 
 
+def _scale_factor(x: Array) -> tuple[Array, Array]:
+    """Return the factor of a scale at its coordinate, and the slope of the factor's logarithm.
+
+    The factor is exp(x), but a straight line below SMALL, and the coordinate may pass through the
+    scale 0 to the same scales on the other side. The evidence is smooth in the variance. If it is
+    highest at the variance 0, it is therefore a parabola on the line, whose top a few steps find;
+    on a logarithmic axis the top would be infinitely far away.
+    """
+    line = SMALL * (1.0 + x - math.log(SMALL))
+    inside = x >= math.log(SMALL)
+    factor = np.where(inside, np.exp(np.maximum(x, math.log(SMALL))), np.abs(line))
+    slope = np.where(inside, 1.0, SMALL * np.sign(line) / np.maximum(factor, LEAST))
+    return np.maximum(factor, LEAST), slope
+
+
 def _raw(scale: Array) -> Array:
     """Return the inverse of softplus."""
     return scale + np.log(-np.expm1(-scale))
@@ -306,4 +341,5 @@ def _raw(scale: Array) -> Array:
 
 def _slope(raw: Array) -> Array:
     """Return the derivative of the raw scale with respect to the logarithm of the scale."""
+    raw = np.maximum(raw, -30.0)  # below, the scale is exp(raw), and the derivative 1
     return _softplus(raw) * (1 + np.exp(-raw))

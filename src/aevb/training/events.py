@@ -21,6 +21,7 @@ IN_BATCHES = "mle in batches"
 P_ALONE = "p trained alone"
 REPEATED = "repeated values"
 BIASED = "biased gradient"
+NARROW_START = "narrow start"  # the data lie far outside the prior of a latent
 OBJECTIVE = "objective"  # the run maximises something else than the bound
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"

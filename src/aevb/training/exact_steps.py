@@ -207,11 +207,15 @@ class LikelihoodSteps(ExactSteps):
             structure = Structure(self.model, self.job.plan.clamped, self.job.plan.completed)
             remedy = ""
             if structure.carried or structure.discrete:
-                text += " This is a local maximum, and another start may find a higher one:"
-                remedy = (
-                    'max(fit(…, seeds=8), key=lambda run: run.history["evidence"][-1]) takes the '
-                    "best of 8."
-                )
+                text += " This is a local maximum"
+                if self._random_start():
+                    text += ", and another start may find a higher one:"
+                    remedy = (
+                        'max(fit(…, seeds=8), key=lambda run: run.history["evidence"][-1]) takes '
+                        "the best of 8."
+                    )
+                else:
+                    text += "."
             return [Event(CONVERGED, "run", text, remedy)]
         if self.converged:
             text = (
@@ -228,6 +232,14 @@ class LikelihoodSteps(ExactSteps):
             )
             return [Event(NOT_CONVERGED, "run", text)]
         return []
+
+    def _random_start(self) -> bool:
+        """Return whether p has weights, whose initial values depend on the seed."""
+        theta = {id(parameter) for parameter in self.model.theta() if parameter.requires_grad}
+        return any(
+            id(parameter) in theta and ".net." in name
+            for name, parameter in self.model.named_parameters()
+        )
 
     def state(self) -> State:
         search = self.known

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.data.sources import Source
+from aevb.declare.graph import Entry
+from aevb.estimate.keys import mask_of
+from aevb.estimate.program import Program
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.structure import structure_of
 from aevb.model import Model
@@ -60,8 +63,11 @@ class Likelihood:
             }
             for part in rows.split(max(1, PART // _numbers(source)))
         ]
+        for part in self.parts:
+            part |= constant_functions(self.twin, part)
         self.structure = structure_of(self.twin, self.parts[0]) if self.parts else None
         given = source.take(torch.arange(1))
+        given |= constant_functions(model, given)
         names = [
             name
             for name, value in given.items()
@@ -173,7 +179,7 @@ class Likelihood:
             return math.inf, np.zeros_like(x)
         self.world.sum([total, *gradients])
         slopes = -torch.cat([gradient.reshape(-1) for gradient in gradients]).cpu().numpy()
-        return -float(total), self.coordinates.back(parameters, slopes)
+        return -float(total), self.coordinates.back(x, parameters, slopes)
 
     def _set(self, parameters: Array) -> None:
         with torch.no_grad():
@@ -183,6 +189,39 @@ class Likelihood:
                 strict=True,
             ):
                 parameter.copy_(part.reshape(parameter.shape))
+
+
+def constant_functions(model: Model, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return p's functions of the data that have no free parameters, such as past values of x.
+
+    They are computed once, not at every evaluation.
+    """
+    graph = model.graph
+    known = {
+        name
+        for name in (*graph.given, *graph.observed)
+        if name in part and mask_of(name) not in part
+    }
+    program = Program(graph, model.factors, part, steps=model._extent(part)[1])
+    program.values |= {name: part[name] for name in known}
+    found: dict[str, Tensor] = {}
+    for stage in graph.function_stages(known):
+        entries = [entry for name in stage.nodes for entry in graph.p.get(name, {}).values()]
+        read = {ref.name for entry in entries for ref in entry.key.parents}
+        constant = bool(entries) and not any(
+            parameter.requires_grad
+            for entry in entries
+            for parameter in model.factors[entry.id].parameters()
+        )
+        if constant and read <= known | found.keys() | set(stage.nodes):
+            with torch.no_grad():
+                program.run([stage], _draws_nothing)
+            found |= {name: program.values[name] for name in stage.nodes}
+    return found
+
+
+def _draws_nothing(name: str, entry: Entry, raw: Tensor, step: int | None) -> Tensor:
+    raise RuntimeError(f"{entry.id} is drawn, so {name} is no function of the data.")
 
 
 def why_in_batches(model: Model, source: Source, settings: Settings) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
 from aevb.declare.families import Exact
 from aevb.posterior.training_record import with_weights
@@ -37,6 +38,9 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             yield Event(events.BIASED, name, text)
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
+    first = job.source.take(torch.arange(min(LOOK, job.source.n)))
+    for text in note_narrow_starts(job.model.graph, first):
+        yield Event(events.NARROW_START, "p", text)
     if job.compiling is not None and job.compiling.compile:
         yield Event(events.COMPILED, "run", str(job.compiling))
     if slower := private_torch.slower():

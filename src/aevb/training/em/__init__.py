@@ -10,6 +10,7 @@ An iteration (``iterations.py``) extrapolates from several of these vectors by A
 
 from __future__ import annotations
 
+from aevb.declare.networks import mlp
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
 from aevb.evidence.linear_gaussian import why_not_linear_gaussian
@@ -39,6 +40,21 @@ def exact_em(model: Model, least: float | None = None) -> Regressions | Responsi
 
 
 def _method(model: Model) -> Regressions | Responsibilities:
+    if not model.graph.latents:
+        raise ValueError(
+            "em() computes the posterior of latents, and this model has none. Use mle() or joint()."
+        )
+    for entry in model.graph.entries():
+        if entry.side == "p" and isinstance(entry.spec.net, mlp) and entry.spec.net.fixed:
+            raise ValueError(
+                f"em() sets all weights of a factor in closed form, but {entry.id} has fixed "
+                f"weights. Use mle() or joint()."
+            )
+        if entry.side == "p" and getattr(entry.spec, "scale", None) == "isotropic":
+            raise ValueError(
+                f"em() works in the units of each column, but {entry.id} has one scale for all "
+                f'columns (scale="isotropic"). Use mle() or joint().'
+            )
     if reason := why_not_exact(model):
         raise ValueError(
             f"em() needs the exact posterior, which has no closed form for this model: {reason}. "

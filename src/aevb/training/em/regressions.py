@@ -242,6 +242,8 @@ class Regressions(Parameters):
             return f"{entry.id} does not read all that is observed ({', '.join(graph.observed)})"
         if not isinstance(getattr(factor, "net", None), MLP) or factor.net.spec.hidden:
             return f"{entry.id} is not linear"
+        if factor.net.spec.fixed:
+            return f"{entry.id} has fixed weights"
         spec = entry.spec
         if not (spec.gaussian and spec.shared_scale):
             return (

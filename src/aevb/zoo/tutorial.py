@@ -1,26 +1,13 @@
-"""The models of the tutorial, each a short declaration with the tutorial's sizes as defaults.
-
-``zoo["gmvae"]()`` builds one. Its arguments are the sizes and variants of the tutorial.
-``likelihood`` is the family of x, as a name ("Normal", "Poisson", …) or as a conditional
-(``Normal(scale=0.1)``). A conditional without a network gets the network of the model.
-"""
+"""The models of the tutorial (sections 5.2 to 5.6), with its sizes as defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TypeVar
-
-from torch.distributions import constraints
-
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM
-from aevb.declare.families import FAMILIES, MultivariateNormal, Normal, OneHot
-from aevb.declare.networks import Network, linear, mlp
+from aevb.declare.families import MultivariateNormal, Normal, OneHot
+from aevb.declare.networks import linear, mlp
 from aevb.model import Model
-
-Likelihood = str | Conditional
-Choice = TypeVar("Choice")
+from aevb.zoo.arguments import Likelihood, choose, family_of, reading
 
 
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
@@ -40,7 +27,7 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
             "z": Normal(z),
             "x | z": Normal(x, net=linear(bias=False, init="normal"), scale="learned"),
         },
-        q={"z | x": _choose("posterior", posterior, families)},
+        q={"z | x": choose("posterior", posterior, families)},
     )
 
 
@@ -57,10 +44,10 @@ def vae(
     That likelihood is for data in [0, 1].
     """
     net = mlp(*hidden, dropout=dropout)
-    family = _family(likelihood, x, net)
+    family = family_of(likelihood, x, net)
     return Model(
         p={"z": Normal(z), "x | z": family},
-        q={"z | x": Normal(net=_reading(family, net))},
+        q={"z | x": Normal(net=reading(family, net))},
     )
 
 
@@ -79,15 +66,15 @@ def cvae(
     The label y conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only.
     """
     net = mlp(*hidden, dropout=dropout)
-    family = _family(likelihood, x, net)
+    family = family_of(likelihood, x, net)
     variants: dict[str, dict[str, Conditional]] = {
         "both": {"z | y": Normal(z), "x | y, z": family},
         "prior": {"z | y": Normal(z), "x | z": family},
         "likelihood": {"z": Normal(z), "x | y, z": family},
     }
     return Model(
-        p=_choose("variant", variant, variants),
-        q={"z | x, y": Normal(net=_reading(family, net))},
+        p=choose("variant", variant, variants),
+        q={"z | x, y": Normal(net=reading(family, net))},
         given={"y": y},
     )
 
@@ -105,11 +92,11 @@ def gmvae(
     By default for binary data.
     """
     net = mlp(*hidden, init="glorot_normal")
-    family = _family(likelihood, x, net)
-    reading = _reading(family, net)
+    family = family_of(likelihood, x, net)
+    encoder = reading(family, net)
     return Model(
         p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": family},
-        q={"y | x": OneHot(net=reading), "z | x, y": Normal(net=reading)},
+        q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
     )
 
 
@@ -123,11 +110,11 @@ def m2(
 ) -> Model:
     """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both."""
     net = mlp(*hidden, init="glorot_normal")
-    family = _family(likelihood, x, net)
-    reading = _reading(family, net)
+    family = family_of(likelihood, x, net)
+    encoder = reading(family, net)
     return Model(
         p={"y": OneHot(y), "z": Normal(z), "x | y, z": family},
-        q={"y | x": OneHot(net=reading), "z | x, y": Normal(net=reading)},
+        q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
     )
 
 
@@ -146,9 +133,9 @@ def vrnn(
     q reads x up to step t ("filtering") or all of x ("smoothing").
     """
     net = mlp(*hidden)
-    family = _family(likelihood, x, net)
+    family = family_of(likelihood, x, net)
     posteriors: dict[str, dict[str, Conditional]] = {
-        "filtering": {"z[t] | h[t], x[t]": Normal(net=_reading(family, net))},
+        "filtering": {"z[t] | h[t], x[t]": Normal(net=reading(family, net))},
         "smoothing": {"b[t] | b[t+1], x[t]": GRU(h), "z[t] | h[t], b[t]": Normal(net=net)},
     }
     return Model(
@@ -157,49 +144,5 @@ def vrnn(
             "z[t] | h[t]": Normal(z, net=net),
             "x[t] | h[t], z[t]": family,
         },
-        q=_choose("posterior", posterior, posteriors),
+        q=choose("posterior", posterior, posteriors),
     )
-
-
-# Settings of fit for models that train better with them than with the general defaults.
-recipes: dict[str, dict[str, float | int]] = {"fa": {"lr": 0.1, "batch": 32}}
-
-zoo: dict[str, Callable[..., Model]] = {
-    "fa": fa,
-    "vae": vae,
-    "cvae": cvae,
-    "gmvae": gmvae,
-    "m2": m2,
-    "vrnn": vrnn,
-}
-
-
-def _family(likelihood: Likelihood, size: int, net: Network) -> Conditional:
-    """The conditional of the data, from a family's name or a conditional.
-
-    It gets the model's size and network if it has none.
-    """
-    spec = (
-        _choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
-    )
-    if not isinstance(spec, Conditional):
-        raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
-    return replace(spec, size=spec.size or size, net=spec.net or net)
-
-
-def _reading(family: Conditional, net: mlp) -> mlp:
-    """The network for factors that read the data: it transforms counts to a log scale.
-
-    (Recurrent states read raw counts.)
-    """
-    return (
-        replace(net, log=True)
-        if family.support is constraints.nonnegative_integer and net.hidden
-        else net
-    )
-
-
-def _choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:
-    if value not in choices:
-        raise ValueError(f"Unknown {what} {value!r}. Choose one of {', '.join(choices)}.")
-    return choices[value]

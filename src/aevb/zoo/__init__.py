@@ -1,0 +1,69 @@
+"""Models by name, each a short declaration: ``zoo["gmvae"]()`` builds one.
+
+The arguments are sizes and variants. ``likelihood`` is the family of x, as a name ("Normal",
+"Poisson", …) or as a conditional (``Normal(scale=0.1)``). A conditional without a network gets the
+network of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aevb.model import Model
+from aevb.training.schedules import em, mle
+from aevb.zoo.deep_sequences import dmm, kvae, srnn, volatility
+from aevb.zoo.markov import hmm, switching
+from aevb.zoo.structural import ar, local_level, local_trend, seasonal
+from aevb.zoo.tutorial import cvae, fa, gmvae, m2, vae, vrnn
+
+__all__ = [
+    "ar",
+    "cvae",
+    "dmm",
+    "fa",
+    "gmvae",
+    "hmm",
+    "kvae",
+    "local_level",
+    "local_trend",
+    "m2",
+    "recipes",
+    "seasonal",
+    "srnn",
+    "switching",
+    "vae",
+    "volatility",
+    "vrnn",
+    "zoo",
+]
+
+zoo: dict[str, Callable[..., Model]] = {
+    build.__name__: build
+    for build in (
+        fa,
+        vae,
+        cvae,
+        gmvae,
+        m2,
+        vrnn,
+        local_level,
+        local_trend,
+        seasonal,
+        ar,
+        hmm,
+        switching,
+        volatility,
+        dmm,
+        srnn,
+        kvae,
+    )
+}
+
+# Settings of fit that suit a model better than the general defaults.
+recipes: dict[str, dict[str, Any]] = {
+    "fa": {"lr": 0.1, "batch": 32},
+    **{name: {"schedule": mle()} for name in ("local_level", "local_trend", "seasonal", "ar")},
+    "hmm": {"schedule": em()},
+    "switching": {"schedule": mle()},
+}

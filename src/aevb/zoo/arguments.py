@@ -1,0 +1,48 @@
+"""Arguments that several models of the zoo share: the likelihood, and choices by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from torch.distributions import constraints
+
+from aevb.declare.conditionals import Conditional
+from aevb.declare.families import FAMILIES
+from aevb.declare.networks import Network, mlp
+
+Likelihood = str | Conditional
+Choice = TypeVar("Choice")
+
+
+def family_of(likelihood: Likelihood, size: int, net: Network | None = None) -> Conditional:
+    """Return the conditional of the data, from a family's name or a conditional.
+
+    It gets the model's size and network if it has none.
+    """
+    spec = (
+        choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
+    )
+    if not isinstance(spec, Conditional):
+        raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
+    return replace(spec, size=spec.size or size, net=spec.net or net)
+
+
+def reading(family: Conditional, net: mlp) -> mlp:
+    """Return the network for factors that read the data; it transforms counts to a log scale.
+
+    (Recurrent states read raw counts.)
+    """
+    return (
+        replace(net, log=True)
+        if family.support is constraints.nonnegative_integer and net.hidden
+        else net
+    )
+
+
+def choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:
+    """Return the choice of this name; an unknown name is a ValueError that lists all."""
+    if value not in choices:
+        raise ValueError(f"Unknown {what} {value!r}. Choose one of {', '.join(choices)}.")
+    return choices[value]

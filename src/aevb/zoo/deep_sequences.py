@@ -1,0 +1,101 @@
+"""Sequence models whose evidence is not exact: trained by the bound, with smoothing posteriors.
+
+q reads the data from each step to the end through a recurrence that runs backwards.
+"""
+
+from __future__ import annotations
+
+from aevb.declare.deterministic import GRU, Deterministic
+from aevb.declare.families import MultivariateNormal, Normal
+from aevb.declare.networks import linear, mlp
+from aevb.model import Model
+from aevb.zoo.arguments import Likelihood, family_of, reading
+
+
+def volatility(
+    x: int = 1, *, h: int = 32, hidden: tuple[int, ...] = (32,), likelihood: Likelihood = "Normal"
+) -> Model:
+    """Stochastic volatility: the scale of x follows a latent autoregression v.
+
+    The scale is softplus(v + c), about exp(v + c) for small scales. The mean of x is constant.
+    """
+    eye = [[float(i == j) for j in range(x)] for i in range(x)]
+    only_scale = linear(fixed={"v[t]": [[0.0] * x for _ in range(x)] + eye})
+    return Model(
+        p={
+            "v[t] | v[t-1]": Normal(x, net=linear(bias=False), scale="learned"),
+            "x[t] | v[t]": family_of(likelihood, x, only_scale),
+        },
+        q={
+            "b[t] | b[t+1], x[t]": GRU(h),
+            "v[t] | v[t-1], b[t]": Normal(net=mlp(*hidden)),
+        },
+    )
+
+
+def dmm(
+    x: int = 88,
+    z: int = 16,
+    *,
+    h: int = 64,
+    hidden: tuple[int, ...] = (64,),
+    likelihood: Likelihood = "Bernoulli",
+) -> Model:
+    """Deep Markov model: a Markov chain of latents with neural transition and emission."""
+    net = mlp(*hidden)
+    return Model(
+        p={"z[t] | z[t-1]": Normal(z, net=net), "x[t] | z[t]": family_of(likelihood, x, net)},
+        q={"b[t] | b[t+1], x[t]": GRU(h), "z[t] | z[t-1], b[t]": Normal(net=net)},
+    )
+
+
+def srnn(
+    x: int = 88,
+    z: int = 16,
+    h: int = 64,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    likelihood: Likelihood = "Bernoulli",
+) -> Model:
+    """Stochastic RNN: a recurrence of the data and a Markov chain of latents, with smoothing q."""
+    net = mlp(*hidden)
+    return Model(
+        p={
+            "h[t] | h[t-1], x[t-1]": GRU(h),
+            "z[t] | z[t-1], h[t]": Normal(z, net=net),
+            "x[t] | h[t], z[t]": family_of(likelihood, x, net),
+        },
+        q={
+            "b[t] | b[t+1], h[t], x[t]": GRU(h),
+            "z[t] | z[t-1], b[t]": Normal(net=net),
+        },
+    )
+
+
+def kvae(
+    x: int = 256,
+    a: int = 2,
+    z: int = 4,
+    *,
+    hidden: tuple[int, ...] = (64,),
+    likelihood: Likelihood = "Bernoulli",
+) -> Model:
+    """Kalman VAE: a code a of each frame x follows a linear-Gaussian state space model z.
+
+    q draws the codes from the frames, and the states by a linear smoother of the codes.
+    """
+    net = mlp(*hidden)
+    family = family_of(likelihood, x, net)
+    return Model(
+        p={
+            "z[0]": Normal(z),
+            "z[t] | z[t-1]": Normal(z, net=linear(bias=False), scale="learned"),
+            "a[t] | z[t]": Normal(a, net=linear(bias=False), scale="learned"),
+            "x[t] | a[t]": family,
+        },
+        q={
+            "a[t] | x[t]": Normal(net=reading(family, net)),
+            "b[t] | b[t+1], a[t]": Deterministic(2 * z, net=linear(bias=False)),
+            "z[t] | z[t-1], b[t]": MultivariateNormal(net=linear(), covariance="shared"),
+        },
+    )

@@ -1,0 +1,51 @@
+"""Models whose rule switches with a hidden class: exact evidence by the forward algorithm."""
+
+from __future__ import annotations
+
+from aevb.declare import switching as by_class
+from aevb.declare.conditionals import Conditional
+from aevb.declare.deterministic import GRU
+from aevb.declare.families import Normal, OneHot
+from aevb.model import Model
+from aevb.zoo.arguments import Likelihood, family_of
+
+
+def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal") -> Model:
+    """Hidden Markov model: a chain of classes y, and data around the centre of each class.
+
+    With likelihood="MultivariateNormal", each class has a full covariance.
+    """
+    return Model(
+        p={**_chain(y), "x[t] | y[t]": family_of(likelihood, x)},
+        q=_reader(h, "x[t]"),
+    )
+
+
+def switching(
+    x: int = 1, u: int = 1, y: int = 2, *, autoregressive: bool = False, h: int = 16
+) -> Model:
+    """Switching regression: coefficients and noise of x on a given u switch with a hidden chain y.
+
+    If autoregressive, x reads its last value too; with u=0, only that (an autoregressive HMM).
+    """
+    reads = [*(["u[t]"] if u else []), *(["x[t-1]"] if autoregressive else [])]
+    if not reads:
+        raise ValueError(
+            "switching: with u=0 and without autoregressive=True, x has nothing to regress on. Use "
+            "hmm."
+        )
+    regression = Normal(x, net=by_class.switching("y[t]"))
+    return Model(
+        p={**_chain(y), f"x[t] | y[t], {', '.join(reads)}": regression},
+        q=_reader(h, ", ".join(["x[t]", *reads])),
+        given={"u": u} if u else None,
+    )
+
+
+def _chain(y: int) -> dict[str, Conditional]:
+    return {"y[0]": OneHot(y, learned=True), "y[t] | y[t-1]": OneHot(y)}
+
+
+def _reader(h: int, data: str) -> dict[str, Conditional]:
+    """Return q: the class given the last one and a summary of the data from now on."""
+    return {f"b[t] | b[t+1], {data}": GRU(h), "y[t] | y[t-1], b[t]": OneHot()}
