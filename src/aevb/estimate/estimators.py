@@ -36,9 +36,10 @@ from aevb.derive.dependence import Axis, S
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Reduction, Term
 from aevb.derive.plan import Plan
+from aevb.estimate.before import Before, state_name
 from aevb.estimate.chain_marginals import Chain
 from aevb.estimate.free_bits import FreeBits
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import is_mask, mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from, seeded
@@ -95,6 +96,8 @@ class Estimate:
         *,
         temperature: float | Tensor = 0.5,
         scale: Mapping[str, Tensor] | None = None,
+        before: Before | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.plan, self.graph, self.factors = plan, plan.graph, factors
         self.batch, self.noise, self.temperature, self.scale = batch, noise, temperature, scale
@@ -109,6 +112,8 @@ class Estimate:
             steps=self.steps,
             q_draws=frozenset(plan.choices),
             hook=self._unscale if scale is not None else None,
+            before=before,
+            chunk=chunk,
         )
         self._log_p: dict[str, Tensor] = {}
         self._log_w: dict[str, Tensor] = {}
@@ -122,6 +127,26 @@ class Estimate:
             assert isinstance(factor, Factor)
             values[name] = place(factor.table(), plan.slots[name][0])
         self.program.run(plan.stages, self._draw)
+
+    def after(self) -> dict[str, Tensor]:
+        """Return what the next window reads of this one's last step, without gradient."""
+        program = self.program
+        assert program.before is not None
+        states = {
+            state_name(name, i): part
+            for name, state in program.states.items()
+            for i, part in enumerate(state)
+        }
+        found = {}
+        for name, like in program.before.values.items():
+            if name in states:
+                value = states[name]
+            elif is_mask(name):
+                value = (~self.batch[name][-1:]).to(like.dtype)
+            else:
+                value = over_time(program.values[name], self.steps).narrow(TIME, self.steps - 1, 1)
+            found[name] = value.detach().expand(like.shape).contiguous()
+        return found
 
     def _like(self) -> Tensor:
         return next(iter(self.batch.values()))
@@ -710,13 +735,18 @@ def estimate(
     temperature: float | Tensor = 0.5,
     kl_weight: KLWeight = 1.0,
     free_bits: FreeBits | None = None,
+    chunk: int | None = None,
 ) -> Bound:
-    """Estimate the plan's bound for this batch and noise, one number per example."""
+    """Estimate the plan's bound for this batch and noise, one number per example.
+
+    With ``chunk``, the backward pass computes the values inside factors and recurrences again,
+    ``chunk`` steps of a recurrence at a time, instead of keeping those of all steps.
+    """
     scale = None
     if plan.gradient == "dreg":  # a first pass without gradient computes the importance weights
         with torch.no_grad():
             scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(
                 kl_weight
             )
-    estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
+    estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale, chunk=chunk)
     return estimated.bound(kl_weight, free_bits)

@@ -7,12 +7,14 @@ factor runs the same code inside and outside a loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributions as td
 from torch import Tensor
 
-from aevb.compiled_step.gradients import deferred
+from torch.utils.checkpoint import checkpoint
+
 from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.deterministic import Function, Recurrence
 from aevb.declare.evaluation_order import Stage
@@ -20,7 +22,9 @@ from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
 from aevb.derive.noise_names import dropout_name, offset_name
+from aevb.estimate.before import Before
 from aevb.estimate.keys import mask_of, real_steps
+from aevb.estimate.loop import Loop
 
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
@@ -33,7 +37,9 @@ class Program:
 
     ``batch`` holds [T or 1, N, d] tensors: data by name, ``name?`` a mask of the known entries,
     ``steps`` a mask of the real steps. ``slots`` maps each enumerated latent to its axis and, if a
-    factor reads its neighbour in time, to the neighbour's axis.
+    factor reads its neighbour in time, to the neighbour's axis. ``before`` is what a window of
+    longer sequences reads of the steps before it. ``chunk`` is the number of time steps whose
+    intermediate values exist at once: in the backward pass the others are computed again.
     """
 
     def __init__(
@@ -47,13 +53,17 @@ class Program:
         steps: int = 1,
         q_draws: frozenset[str] = frozenset(),
         hook: Callable[[Entry, Ref, Tensor], Tensor] | None = None,
+        before: Before | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.graph, self.factors, self.batch = graph, factors, batch
         self.noise, self.slots, self.count = noise or {}, slots or {}, steps
-        self.q_draws, self.hook = q_draws, hook
+        self.q_draws, self.hook, self.before, self.chunk = q_draws, hook, before, chunk
         self.real = real_steps(batch)
         self.values: dict[str, Tensor] = {}
         self.raws: dict[str, Tensor] = {}
+        # The states of recurrences after the last step of their loop.
+        self.states: dict[str, tuple[Tensor, ...]] = {}
         self._distributions: dict[tuple[str, str], td.Distribution] = {}
 
     # Reading --------------------------------------------------------------------------------------
@@ -63,10 +73,11 @@ class Program:
 
         It is zero outside the sequence.
         """
-        value = self._at(self.values[ref.name], ref, masked=True)
+        value = self._at(self.values[ref.name], ref, ref.name)
         return self.hook(entry, ref, value) if self.hook and entry else value
 
-    def _at(self, value: Tensor, ref: Ref, *, masked: bool) -> Tensor:
+    def _at(self, value: Tensor, ref: Ref, name: str) -> Tensor:
+        """A value as ``ref`` reads it; ``name`` is its name in ``before``."""
         if ref.at == "first":
             return value.narrow(TIME, 0, 1)
         if ref.at == "last":
@@ -78,10 +89,12 @@ class Program:
                 # After the shift, the latent's present is its neighbour.
                 value = swap(value, current, neighbour)
         value = over_time(value, self.count)
-        if masked and self.real is not None:
+        if self.real is not None:
             value = torch.where(self.real, value, torch.zeros_like(value))
-        zeros = torch.zeros_like(value.narrow(TIME, 0, 1))
         kept = value.narrow(TIME, max(ref.lag, 0), self.count - 1)
+        if self.before is not None:
+            return join([self.before.values[name], kept])
+        zeros = torch.zeros_like(value.narrow(TIME, 0, 1))
         return torch.cat([zeros, kept] if ref.lag < 0 else [kept, zeros], TIME)
 
     def last_step(self, value: Tensor) -> Tensor:
@@ -102,10 +115,16 @@ class Program:
         """A mask [T, N or 1, 1] of the "first" or the "last" step of each row."""
         return self.is_last() if end == "last" else self._is_step(0)
 
+    def at_start(self, first: Tensor, value: Tensor) -> Tensor:
+        """The first step by its own rule, in rows that begin here; otherwise that of ``value``."""
+        if self.before is None:
+            return first
+        return torch.where(self.before.start, first, value.narrow(TIME, 0, 1))
+
     def _is_step(self, t: int) -> Tensor:
         here = torch.zeros(self.count, 1, 1, dtype=torch.bool, device=self._device())
         here[t] = True
-        return here
+        return here if self.before is None or t else here & self.before.start
 
     def _device(self) -> torch.device:
         return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
@@ -133,7 +152,7 @@ class Program:
                 and ref.name in self.graph.observed
             ):
                 known = self.values[ref.name]
-                found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)
+                found[ref.label] = self._at((~mask).to(known.dtype), ref, mask_of(ref.name))
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
@@ -151,10 +170,19 @@ class Program:
         """The output of a factor's network (raw numbers) for all steps at once, cached."""
         if entry.id not in self.raws:
             inputs = self.inputs(entry)
-            self.raws[entry.id] = self.factors[entry.id](
-                inputs, self.keep(entry), self.missing(entry, inputs)
+            self.raws[entry.id] = self.again(
+                self.factors[entry.id], inputs, self.keep(entry), self.missing(entry, inputs)
             )
         return self.raws[entry.id]
+
+    def again(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function; with ``chunk``, compute its inner values again in the backward pass.
+
+        Noise is an argument, so the second pass computes the same numbers.
+        """
+        if self.chunk is None or not torch.is_grad_enabled():
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     # Quantities of a variable, step by step -------------------------------------------------------
 
@@ -215,7 +243,7 @@ class Program:
             return result
         result = over_time(result, self.count)
         if "first" in regions:
-            start = function("first")
+            start = self.at_start(function("first"), result)
             result = (
                 join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
             )
@@ -281,6 +309,8 @@ class Program:
             if end in entries and end != region:
                 other = ~self.is_end(end) if region == "all" else ~self.is_end(end)[:1]
                 own = other if own is None else own & other
+        if region == "first" and self.before is not None and not harmless:
+            own = self.before.start
         return own
 
     def mean(self, name: str) -> Tensor:
@@ -309,8 +339,7 @@ class Program:
         """Compute the values of all stages in order, with ``draw`` for the stochastic nodes."""
         for stage in stages:
             if stage.direction:
-                with deferred():
-                    self._loop(stage, draw)
+                Loop(self, stage, draw).run()
             elif stage.nodes[0] not in self.values:
                 self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
 
@@ -335,6 +364,7 @@ class Program:
         if "first" in entries:
             start = self._value(name, entries["first"], self.raw(entries["first"]), 0, draw)
             value = over_time(value, self.count)
+            start = self.at_start(start, value)
             value = (
                 join([start, value.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
             )
@@ -371,127 +401,12 @@ class Program:
             else torch.ones(self.count, 1, 1, dtype=torch.bool, device=self._device())
         )
         outside = torch.zeros_like(real[:1])
+        if self.before is not None:
+            outside = outside | ~self.before.start
         parts = [
             torch.cat([outside, real[:-1]] if lag < 0 else [real[1:], outside], 0) for lag in lags
         ]
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]
-
-    def _loop(self, stage: Stage, draw: Draw) -> None:
-        """Run a recurrence step by step.
-
-        The first-layer blocks of parents outside the loop are computed before it, for all steps.
-        """
-        graph, count = self.graph, self.count
-        inside = set(stage.nodes)
-        ready = {
-            entry.id: self._prepare(entry, inside)
-            for name in stage.nodes
-            for entry in self.entries(name).values()
-        }
-        order = range(count) if stage.direction > 0 else range(count - 1, -1, -1)
-        real = self.real.split(1, 0) if self.real is not None else None
-        last = (
-            self.is_last().split(1, 0)
-            if any("last" in self.entries(name) for name in stage.nodes)
-            else None
-        )
-        within = {
-            name: self._inside(self.entries(name)["t"])
-            for name in stage.nodes
-            if graph.is_deterministic(name)
-        }
-        states: dict[str, tuple[Tensor, ...]] = {}
-        raws: dict[str, dict[int, Tensor]] = {entry_id: {} for entry_id in ready}
-        values: dict[str, dict[int, Tensor]] = {name: {} for name in stage.nodes}
-
-        def neighbour(ref: Ref, t: int) -> Tensor:
-            if t == order[0]:
-                like = next(iter(self.batch.values())) if self.batch else self._parameter()
-                return torch.zeros(
-                    1, 1, graph.size(ref.name), dtype=self._parameter().dtype, device=like.device
-                )
-            value = values[ref.name][t + ref.lag]
-            return (
-                value
-                if real is None
-                else torch.where(real[t + ref.lag], value, torch.zeros_like(value))
-            )
-
-        def gates(entry: Entry, t: int) -> Tensor:
-            factor, (before, _) = self.factors[entry.id], ready[entry.id]
-            own = entry.key.name if isinstance(factor, Recurrence) else None
-            inner = {
-                ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t]
-                for ref in entry.key.parents
-                if ref.name in inside and ref.name != own
-            }
-            if self.hook:
-                inner = {
-                    ref.label: self.hook(entry, ref, inner[ref.label])
-                    for ref in entry.key.parents
-                    if ref.label in inner
-                }
-            if before is None:
-                return factor.first(inner)  # type: ignore[operator]
-            if not inner:
-                return before[t]
-            here = factor.first(inner, bias=False)  # type: ignore[operator]
-            return alike(before[t], here) + here
-
-        def evaluate(name: str, entry: Entry, t: int) -> Tensor:
-            keep = [masks[t] for masks in ready[entry.id][1]]
-            if not entry.key.parents:
-                raw = self.factors[entry.id]({}, keep)
-            else:
-                raw = self.factors[entry.id].rest(gates(entry, t), keep)  # type: ignore[operator]
-            raws[entry.id][t] = raw
-            return self._value(name, entry, raw, t, draw)
-
-        for t in order:
-            for name in stage.nodes:
-                entries = self.entries(name)
-                factor, outside = self.factors[entries["t"].id], within.get(name)
-                # All parents lie outside the sequence.
-                skip = outside is not None and real is None and t == order[0]
-                if isinstance(factor, Recurrence):
-                    state = states.get(name) or factor.initial(self._parameter().new_zeros(1, 1, 1))
-                    if "first" in entries and t == 0:
-                        value = evaluate(name, entries["first"], t)
-                        states[name] = factor.starting_from(value)
-                    elif skip:
-                        value, states[name] = state[factor.spec.layers - 1], state
-                    else:
-                        value, new = factor.step(gates(entries["t"], t), state)
-                        if real is not None:
-                            live = real[t] if outside is None else real[t] & outside[t : t + 1]
-                            new = tuple(
-                                torch.where(live, a, b) for a, b in zip(new, state, strict=True)
-                            )
-                            value = new[factor.spec.layers - 1]
-                        states[name] = new
-                    if "last" in entries and last is not None:
-                        end = evaluate(name, entries["last"], t)
-                        value = torch.where(last[t], end, value)
-                        states[name] = tuple(
-                            torch.where(last[t], a, b)
-                            for a, b in zip(factor.starting_from(end), states[name], strict=True)
-                        )
-                else:
-                    value = evaluate(name, entries["t"], t)
-                    if outside is not None:
-                        value = torch.where(outside[t : t + 1], value, torch.zeros_like(value))
-                    if "first" in entries and t == 0:
-                        value = evaluate(name, entries["first"], t)
-                    if "last" in entries and last is not None:
-                        value = torch.where(last[t], evaluate(name, entries["last"], t), value)
-                    if real is not None and entries["t"].spec.stochastic:
-                        value = torch.where(real[t], value, torch.zeros_like(value))
-                values[name][t] = value
-        for name, steps in values.items():
-            self.values[name] = join([steps[t] for t in range(count)])
-        for entry_id, parts in raws.items():
-            if parts:
-                self.raws[entry_id] = join([parts[t] for t in sorted(parts)])
 
     def _parameter(self) -> Tensor:
         for factor in self.factors.values():
