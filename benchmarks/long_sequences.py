@@ -10,8 +10,8 @@ takes longer than `--limit` seconds is stopped, and longer sequences of the same
 
 The columns: `first`, the seconds until the first step is done, from the call of fit on; `compile`,
 the seconds of the step that records and compiles, less those of a later step; `step`, the median
-seconds of a later step; `memory`, the most memory that the process needed beyond that before fit (on
-a GPU, the most that torch allocated there); `slope`, the exponent of T in `step` since the row
+seconds of a later step; `memory`, the most memory that the process needed beyond that before fit
+(on a GPU, the most that torch allocated there); `slope`, the exponent of T in `step` since the row
 above: 1 is proportional to T.
 
 The ways: `eager`, steps run as they are written; `recorded`, as in long runs without compile=True;

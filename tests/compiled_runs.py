@@ -99,6 +99,9 @@ CASES = {
     "distorted": (gmvae, {}, {"agree": 1.0, "distort": {"x": Affine((4, 4))}}),
     "bfloat16": (vae, {}, {"precision": "bf16"}),
     "sequence": (vrnn, {}, {}),
+    "windows": (partly_frozen, {}, {"window": 2, "kl_warmup": 9}),
+    "windows with padding": (partly_frozen, {}, {"window": 3}),
+    "checkpoints in time": (vrnn, {}, {"checkpoint_time": 2}),
     "partly frozen, by turns": (partly_frozen, {}, {"schedule": alternate(5, 7)}),
     **{
         family.__name__: (of(family), {}, {})

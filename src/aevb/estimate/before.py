@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.graph import Graph
@@ -47,10 +47,12 @@ class Before:
 
 def state_name(name: str, part: int) -> str:
     """The name of a part of a recurrence's state: hidden states of all layers, then cells."""
-    return f"{name}/{part}"
+    return f"{name}:{part}"
 
 
-def shapes_before(plan: Plan, batch: Mapping[str, Tensor], modules: Mapping[str, object]) -> Shapes:
+def shapes_before(
+    plan: Plan, batch: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | nn.ModuleDict
+) -> Shapes:
     """The names and shapes of what a window reads of the step before it.
 
     ``batch`` gives the number of rows, and the masks that exist.
@@ -80,7 +82,7 @@ def shapes_before(plan: Plan, batch: Mapping[str, Tensor], modules: Mapping[str,
 
 
 def why_no_windows(graph: Graph) -> str | None:
-    """Return why sequences of this model cannot be cut into windows, with the fix; None if they can.
+    """Return why sequences of this model have no windows, with the fix; None if they have.
 
     A window is computed without those after it, so nothing may read a later step, or the whole
     sequence.

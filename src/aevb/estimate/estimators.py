@@ -145,7 +145,7 @@ class Estimate:
                 value = (~self.batch[name][-1:]).to(like.dtype)
             else:
                 value = over_time(program.values[name], self.steps).narrow(TIME, self.steps - 1, 1)
-            found[name] = value.detach().expand(like.shape).contiguous()
+            found[name] = value.detach().to(like.dtype).expand(like.shape)
         return found
 
     def _like(self) -> Tensor:
@@ -748,5 +748,7 @@ def estimate(
             scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(
                 kl_weight
             )
-    estimated = Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale, chunk=chunk)
+    estimated = Estimate(
+        plan, factors, batch, noise, temperature=temperature, scale=scale, chunk=chunk
+    )
     return estimated.bound(kl_weight, free_bits)

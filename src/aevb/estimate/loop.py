@@ -151,9 +151,7 @@ class Loop:
             here: dict[str, Tensor] = {}
             for name, entries in rules.items():
                 if isinstance(program.factors[entries["t"].id], Recurrence):
-                    here[name], states[name] = self._cell(
-                        name, t, before, here, states[name], raws
-                    )
+                    here[name], states[name] = self._cell(name, t, before, here, states[name], raws)
                 else:
                     here[name] = self._node(name, t, before, here, raws)
                 values[name][t] = here[name]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributions as td
 from torch import Tensor
-
 from torch.utils.checkpoint import checkpoint
 
 from aevb.declare.conditionals import Conditional, Factor
@@ -20,7 +19,7 @@ from aevb.declare.deterministic import Function, Recurrence
 from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
-from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
+from aevb.derive.axes import TIME, join, over_time, steps_of, swap
 from aevb.derive.noise_names import dropout_name, offset_name
 from aevb.estimate.before import Before
 from aevb.estimate.keys import mask_of, real_steps

@@ -21,6 +21,7 @@ IN_BATCHES = "mle in batches"
 P_ALONE = "p trained alone"
 REPEATED = "repeated values"
 OBJECTIVE = "objective"  # the run maximises something else than the bound
+WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
 FOLDER = "folder"

@@ -28,6 +28,8 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             f"{job.settings.bound} and its terms are reported without them."
         )
         yield Event(events.OBJECTIVE, "run", text)
+    if job.windows is not None:
+        yield Event(events.WINDOWS, "run", str(job.windows))
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
     if job.compiling is not None and job.compiling.compile:
