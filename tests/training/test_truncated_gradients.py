@@ -128,8 +128,8 @@ def test_the_recorded_bound_is_that_of_whole_sequences():
     run = fit(model, x, validation=x, window=3, **settings)
     assert run.step == -(-int(x["lengths"].max()) // 3)
     recorded, whole = run.history["elbo"], run.history["validation elbo"]
-    # The two differ by the noise only: a mean of 30 rows, failure rate below 1e-6.
-    assert abs(recorded[-1] - whole[-1]) < 0.02 * abs(whole[-1])
+    # Over seeds, the bound has a standard deviation of 2 nats; one window has a quarter of it.
+    assert abs(recorded[-1] - whole[-1]) < 15 < 0.5 * abs(whole[-1])
     assert run.rows[-1]["epoch"] == 1
 
 
