@@ -82,7 +82,7 @@ def measure(name: str, way: str, length: int, device: str, count: int) -> dict[s
     from aevb.training import gradient_steps, graph_steps
     from aevb.training.gradient_steps import GradientSteps
 
-    if way != "eager":  # record as soon as possible
+    if way in ("recorded", "compiled", "window"):  # record as soon as possible
         gradient_steps.RECORD_AFTER, gradient_steps.RECORD_FOR = 2, 0
     torch.manual_seed(0)
     model = model_of(name).to(device)

@@ -20,8 +20,9 @@ from aevb.declare.deterministic import Recurrence
 from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry
 from aevb.declare.notation import Ref
-from aevb.derive.axes import alike, join
+from aevb.derive.axes import TIME, alike, join
 from aevb.estimate.before import state_name
+from aevb.estimate.fused_recurrence import fused, is_fused
 
 if TYPE_CHECKING:
     from aevb.estimate.program import Program
@@ -67,6 +68,9 @@ class Loop:
         self.program.states |= part.carry.states
 
     def _part(self) -> Part:
+        self._masks()
+        if is_fused(self):
+            return self._fused()
         self._prepare()
         program, order = self.program, self.order
         size = program.chunk
@@ -87,6 +91,32 @@ class Loop:
             carry,
         )
 
+    def _fused(self) -> Part:
+        """All steps by torch's own recurrence; the first one apart if it has another rule."""
+        program, (name,) = self.program, self.stage.nodes
+        entries, carry = self.rules[name], self._begin()
+        state, start = carry.states[name], None
+        raws: dict[str, dict[int, Tensor]] = {entry.id: {} for entry in entries.values()}
+        first = entries.get("first")
+        if first is not None:
+            self.ready[first.id] = program._prepare(first, self.inside)
+        if self.stage.direction > 0 and (first is not None or self.within[name] is not None):
+            entry, factor = entries["t"], program.factors[entries["t"].id]
+            inputs = program.inputs(entry)
+            missing = program.missing(entry, inputs)
+            part, masks = (
+                {label: value.narrow(TIME, 0, 1) for label, value in values.items()}
+                for values in (inputs, missing)
+            )
+            self.ready[entry.id] = [factor.first(part, missing=masks)], []  # type: ignore[operator]
+            start, state = self._cell(name, 0, carry.values, {}, state, raws)
+        value, state = fused(self, state, start)
+        if first is not None and self.stage.direction < 0:
+            begin = self._evaluate(name, first, 0, {}, {}, raws)
+            value = join([begin, value.narrow(TIME, 1, program.count - 1)])
+        found = {entry_id: parts[0] for entry_id, parts in raws.items() if parts}
+        return Part({name: value}, found, Carry({}, {name: state}))
+
     def _prepare(self) -> None:
         program, rules = self.program, self.rules
         self.ready = {
@@ -94,6 +124,9 @@ class Loop:
             for entries in rules.values()
             for entry in entries.values()
         }
+
+    def _masks(self) -> None:
+        program, rules = self.program, self.rules
         self.real = program.real.split(1, 0) if program.real is not None else None
         ends = any("last" in entries for entries in rules.values())
         self.last = program.is_last().split(1, 0) if ends else None
