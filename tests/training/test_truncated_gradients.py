@@ -7,7 +7,7 @@ from small_runs import assert_equal_weights, weights
 
 from aevb import GRU, LSTM, Model, Normal, OneHot, fit, mle, mlp
 from aevb.data.sources import open_source
-from aevb.training import events, loop
+from aevb.training import events, gradient_steps, loop
 from aevb.training.row_order import Order
 from aevb.training.windows import Windows
 
@@ -221,3 +221,25 @@ def test_checkpoints_in_time_train_the_same_weights_up_to_rounding():
     fit(chunked, series(), checkpoint_time=4, **settings)
     for name, tensor in weights(plain).items():
         torch.testing.assert_close(weights(chunked)[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a module that torch imports
+def test_loops_over_many_steps_are_not_recorded_but_their_windows_are(monkeypatch, soon):
+    monkeypatch.setattr("aevb.training.purity.LONGEST", 6)
+    made = []
+    real = gradient_steps.compile_step
+    monkeypatch.setattr(
+        gradient_steps, "compile_step", lambda *a, **k: (made.append(1), real(*a, **k))[1]
+    )
+    whole = fit(vrnn(), series(), steps=4, batch=10, compile=True)
+    note = events.events(whole.rows, events.NOT_COMPILED)[-1]
+    assert "sequences of 10 steps are too long to record (over 6)" in note.text
+    assert not made
+    quiet = fit(vrnn(), series(), steps=4, batch=10, compile=False)
+    assert not events.events(quiet.rows, events.NOT_COMPILED)
+    assert not made
+    fit(vrnn(), series(), steps=4, batch=10, window=5, compile=False)
+    assert len(made) == 1  # one recording serves all windows
+    static = Model(p={"z[t]": Normal(2), "x[t] | z[t]": Normal(3)}, q={"z[t] | x[t]": Normal()})
+    fit(static, series(), steps=4, batch=10, compile=False)
+    assert len(made) == 2  # no loop over time

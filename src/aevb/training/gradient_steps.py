@@ -320,9 +320,18 @@ class GradientSteps(Stepper):
     def _worth_recording(self, phase: Phase) -> bool:
         if self.not_recorded is not None or not self.alone:
             return False
+        if self.job.too_long is not None:
+            if self.settings.compile:
+                self._note_too_long(self.job.too_long)
+            return False
         return bool(self.settings.compile) or (
             self._often_enough(phase) and self.left >= RECORD_FOR
         )
+
+    def _note_too_long(self, reason: str) -> None:
+        event = Event(NOT_COMPILED, "run", f"Steps run as they are written: {reason}.")
+        if event not in self.not_compiled:
+            self.note(event)
 
     def _often_enough(self, phase: Phase) -> bool:
         return self.seen[phase.name] >= RECORD_AFTER

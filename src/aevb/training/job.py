@@ -30,7 +30,7 @@ from aevb.training.display import Checking
 from aevb.training.distributed import World, join
 from aevb.training.em import Regressions, Responsibilities, exact_em
 from aevb.training.maximum_likelihood import why_in_batches
-from aevb.training.purity import why_not_recorded
+from aevb.training.purity import too_long_to_record, why_not_recorded
 from aevb.training.row_order import Order
 from aevb.training.settings import Settings
 from aevb.training.windows import Windows, check_windows
@@ -56,6 +56,7 @@ class Job:
     in_batches: str | None  # why mle() takes batches although the evidence is exact
     frozen: Sequence[str]  # parameters that are not trained
     markers: Sequence[str]  # warnings about values that look like markers of missing values
+    too_long: str | None  # why the steps' loops over time are not recorded
     windows: Windows | None  # which window of time each step takes; None for whole sequences
     compiling: Choice | None  # why the steps are compiled or not, if it was considered
 
@@ -134,8 +135,10 @@ def prepare_job(
     per_batch = 1.0 if windows is None else windows.per_batch()
     total = ITERATIONS if unbounded else settings.total(source.n, size, per_batch)
     compiling = None
+    steps = model._extent(first)[1] if windows is None else windows.size
+    too_long = too_long_to_record(model, plan, steps)
     not_recorded = why_not_recorded(model, settings, plan, world.size)
-    if settings.compile is None and not_recorded is None:
+    if settings.compile is None and not_recorded is None and too_long is None:
         rows = torch.arange(min(size, source.n))
         batch = source.take(rows) if windows is None else windows.read(rows, windows.times(0))
         compiling = choose(model, plan, batch, total)
@@ -156,6 +159,7 @@ def prepare_job(
         in_batches=in_batches,
         frozen=frozen(model),
         markers=[str(warning) for warning in markers],
+        too_long=too_long,
         windows=windows,
         compiling=compiling,
     )

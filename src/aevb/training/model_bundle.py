@@ -157,8 +157,7 @@ def can_bundle(steppers: Sequence[GraphSteps], phases: Sequence[Phase]) -> bool:
     """
     phase = phases[0]
     if len(steppers) < 2 or not all(
-        stepper.ends_compiled and stepper.captures and stepper.carried is None
-        for stepper in steppers
+        stepper.ends_compiled and stepper.captures for stepper in steppers
     ):
         return False
     everything = phase.theta and phase.phi and all(other.name == phase.name for other in phases)
