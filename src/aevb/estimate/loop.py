@@ -54,6 +54,21 @@ class Loop:
         self.inside, count = set(stage.nodes), program.count
         self.rules = {name: program.entries(name) for name in stage.nodes}
         self.order = range(count) if stage.direction > 0 else range(count - 1, -1, -1)
+        # By entry, the parents that the loop produces; a cell's own state is not an input.
+        self.inner = {
+            entry.id: tuple(
+                ref
+                for ref in entry.key.parents
+                if ref.name in self.inside
+                and not (ref.name == name and isinstance(program.factors[entry.id], Recurrence))
+            )
+            for name, entries in self.rules.items()
+            for entry in entries.values()
+        }
+        self.cells = {
+            name: isinstance(program.factors[entries["t"].id], Recurrence)
+            for name, entries in self.rules.items()
+        }
         self.ready: dict[str, tuple[Sequence[Tensor] | None, list[Sequence[Tensor]]]] = {}
         self.real: Sequence[Tensor] | None = None
         self.last: Sequence[Tensor] | None = None
@@ -175,15 +190,15 @@ class Loop:
 
     def _steps(self, steps: Iterable[int], carry: Carry) -> Part:
         """Some steps, in order."""
-        program, rules = self.program, self.rules
+        rules = self.rules
         states = dict(carry.states)
         values: dict[str, dict[int, Tensor]] = {name: {} for name in rules}
         raws: dict[str, dict[int, Tensor]] = {entry_id: {} for entry_id in self.ready}
         before = carry.values
         for t in steps:
             here: dict[str, Tensor] = {}
-            for name, entries in rules.items():
-                if isinstance(program.factors[entries["t"].id], Recurrence):
+            for name, is_cell in self.cells.items():
+                if is_cell:
                     here[name], states[name] = self._cell(name, t, before, here, states[name], raws)
                 else:
                     here[name] = self._node(name, t, before, here, raws)
@@ -292,17 +307,14 @@ class Loop:
         """The first layer of an entry at a step."""
         program, (ready, _) = self.program, self.ready[entry.id]
         factor = program.factors[entry.id]
-        own = entry.key.name if isinstance(factor, Recurrence) else None
         inner = {
             ref.label: self._neighbour(ref, t, before) if ref.lag else here[ref.name]
-            for ref in entry.key.parents
-            if ref.name in self.inside and ref.name != own
+            for ref in self.inner[entry.id]
         }
         if program.hook:
             inner = {
                 ref.label: program.hook(entry, ref, inner[ref.label])
-                for ref in entry.key.parents
-                if ref.label in inner
+                for ref in self.inner[entry.id]
             }
         if ready is None:
             return factor.first(inner)  # type: ignore[no-any-return,operator]
