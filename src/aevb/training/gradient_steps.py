@@ -39,6 +39,7 @@ from aevb.estimate.batch import Batch
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.runtime import private_torch
 from aevb.training.checkpoint import CARRIED, State
+from aevb.training.cropping import cropped
 from aevb.training.events import NOT_COMPILED, Event
 from aevb.training.exact_steps import left_alone
 from aevb.training.job import Job
@@ -216,7 +217,8 @@ class GradientSteps(Stepper):
             window = {START: carried.start[place], COUNT: carried.count[place]}
             inputs |= inputs_of(Kind.WINDOW, window) | inputs_of(Kind.BEFORE, carried.values)
         weights = {name: places[place, 0] for name, places in self.kl_weights.items()}
-        return inputs | inputs_of(Kind.KL_WEIGHT, weights)
+        inputs |= inputs_of(Kind.KL_WEIGHT, weights)
+        return cropped(inputs) if self.job.crops else inputs
 
     def _distorted(self, batch: Batch) -> Batch:
         """Return x̃: x with a small random rotation, shear, scale and shift."""
@@ -318,7 +320,7 @@ class GradientSteps(Stepper):
         )
 
     def _worth_recording(self, phase: Phase) -> bool:
-        if self.not_recorded is not None or not self.alone:
+        if self.not_recorded is not None or not self.alone or self.job.crops:
             return False
         if self.job.too_long is not None:
             if self.settings.compile:

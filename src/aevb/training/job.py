@@ -26,6 +26,7 @@ from aevb.model import Model
 from aevb.posterior.choice import open_ended
 from aevb.training import schedules
 from aevb.training.compile_choice import Choice, choose
+from aevb.training.cropping import cropping_pays
 from aevb.training.display import Checking
 from aevb.training.distributed import World, join
 from aevb.training.em import Regressions, Responsibilities, exact_em
@@ -56,6 +57,7 @@ class Job:
     in_batches: str | None  # why mle() takes batches although the evidence is exact
     frozen: Sequence[str]  # parameters that are not trained
     markers: Sequence[str]  # warnings about values that look like markers of missing values
+    crops: bool  # whether a batch is cut to its own longest row
     too_long: str | None  # why the steps' loops over time are not recorded
     windows: Windows | None  # which window of time each step takes; None for whole sequences
     compiling: Choice | None  # why the steps are compiled or not, if it was considered
@@ -138,6 +140,10 @@ def prepare_job(
     steps = model._extent(first)[1] if windows is None else windows.size
     too_long = too_long_to_record(model, plan, steps)
     not_recorded = why_not_recorded(model, settings, plan, world.size)
+    bounded = settings.schedule.objective == "bound" and windows is None and not settings.compile
+    crops = bounded and cropping_pays(source, order)
+    if crops:
+        settings = replace(settings, compile=False)
     if settings.compile is None and not_recorded is None and too_long is None:
         rows = torch.arange(min(size, source.n))
         batch = source.take(rows) if windows is None else windows.read(rows, windows.times(0))
@@ -159,6 +165,7 @@ def prepare_job(
         in_batches=in_batches,
         frozen=frozen(model),
         markers=[str(warning) for warning in markers],
+        crops=crops,
         too_long=too_long,
         windows=windows,
         compiling=compiling,
