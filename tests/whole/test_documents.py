@@ -44,6 +44,7 @@ UNTRAINED = (
     "explain(bound=",
     "explain(how=",
     "draws.shape",
+    "fit(smoothing, ",
 )
 
 
