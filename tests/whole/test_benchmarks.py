@@ -14,6 +14,7 @@ import contention
 import fallbacks
 import fits
 import lean
+import long_sequences
 import passes
 import precision
 import pytest
@@ -562,3 +563,15 @@ def test_times_beside_busy_processes_are_compared_with_the_share_of_the_cores():
         ("alone", "3.00", "2.00", "2.00", "1.00", "1.00"),
         ("two", "4.00", ">60.00", "6.00", "10.00", "1.50"),
     ]
+
+
+def test_a_quick_run_over_long_sequences_prints_slopes(tmp_path, capsys):
+    long_sequences.main(["--quick", "--json", str(tmp_path / "long.json")])
+    rows = json.loads((tmp_path / "long.json").read_text())
+    assert [(row["way"], row["T"]) for row in rows] == [
+        ("eager", 4), ("eager", 8), ("recorded", 4), ("recorded", 8)
+    ]  # fmt: skip
+    for row in rows:
+        assert row["step"] > 0
+        assert row["first"] > 0
+    assert "slope" in capsys.readouterr().out
