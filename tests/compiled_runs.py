@@ -105,6 +105,9 @@ CASES = {
         {},
         {"bound": "particles", "samples": 3, "gradient": "score"},
     ),
+    "windows": (partly_frozen, {}, {"window": 2, "kl_warmup": 9}),
+    "windows with padding": (partly_frozen, {}, {"window": 3}),
+    "checkpoints in time": (vrnn, {}, {"checkpoint_time": 2}),
     "partly frozen, by turns": (partly_frozen, {}, {"schedule": alternate(5, 7)}),
     **{
         family.__name__: (of(family), {}, {})

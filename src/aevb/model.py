@@ -23,7 +23,6 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
-from aevb.evidence.methods import why_not_filtered
 from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of

@@ -20,9 +20,9 @@ from aevb.training.settings import Settings
 from aevb.training.step_inputs import Kind
 
 SEEDS = (3, 5, 8)
-TOGETHER = {name: case for name, case in CASES.items() if "schedule" not in case[2]} | {
-    "partly frozen": (partly_frozen, {}, {"schedule": joint()})
-}
+TOGETHER = {
+    name: case for name, case in CASES.items() if not case[2].keys() & {"schedule", "window"}
+} | {"partly frozen": (partly_frozen, {}, {"schedule": joint()})}
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import contention
 import fallbacks
 import fits
 import lean
+import long_sequences
 import particle_bound
 import passes
 import precision
@@ -581,3 +582,15 @@ def test_particles_are_tighter_than_importance_weights(capsys):
     assert half[0][0] > 2 * half[1][0] > 4 * half[2][0]
     particle_bound.main(["--steps", "3", "--sequences", "2", "--repeats", "2"])
     assert capsys.readouterr().out.count("±") == 12
+
+
+def test_a_quick_run_over_long_sequences_prints_slopes(tmp_path, capsys):
+    long_sequences.main(["--quick", "--json", str(tmp_path / "long.json")])
+    rows = json.loads((tmp_path / "long.json").read_text())
+    assert [(row["way"], row["T"]) for row in rows] == [
+        ("eager", 4), ("eager", 8), ("recorded", 4), ("recorded", 8)
+    ]  # fmt: skip
+    for row in rows:
+        assert row["step"] > 0
+        assert row["first"] > 0
+    assert "slope" in capsys.readouterr().out

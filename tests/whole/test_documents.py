@@ -52,6 +52,7 @@ UNTRAINED = (
     "draws.shape",
     'given={"rain"',
     "print(zoo[",
+    "fit(smoothing, ",
 )
 
 
@@ -79,11 +80,12 @@ def smaller(code: str) -> str:
         "docs/scikit_learn.md",
         "docs/series.md",
         "docs/series_models.md",
+        "docs/long_sequences.md",
     ],
 )
 def test_every_block_runs_and_prints_what_the_page_shows(name):
     found = runner().printed(ROOT / name, smaller)
-    assert len(found) > 5
+    assert len(found) >= 3
     compared = 0
     for block, output in found:
         assert (block.printed is not None) == bool(output), f"line {block.line} of {name}"

@@ -31,6 +31,11 @@ EXTERN = {
     aten.baddbmm,
     aten.convolution,
     aten.convolution_backward,
+    # Recurrences as one operation.
+    aten.mkldnn_rnn_layer,
+    aten.mkldnn_rnn_layer_backward,
+    aten._cudnn_rnn,
+    aten._cudnn_rnn_backward,
     *(
         private.overloadpacket
         for private in (private_torch.ADDMM_ACTIVATION, LINEAR)

@@ -162,6 +162,7 @@ def compile_step(
             f"the operations of a step run as recorded, without optimisation ({cause})"
         )
         return step
+    _with_workspaces(graph)
     step = CompiledStep(graph, parameters, inputs, streams, remarks)
     places = {
         id(parameter): i
@@ -171,6 +172,21 @@ def compile_step(
     }
     step.active, step.order = list(active), [places[id(parameter)] for parameter in active]
     return step
+
+
+def _with_workspaces(graph: fx.GraphModule) -> None:
+    """Let oneDNN's LSTM keep what its gradient needs, although a replay asks for no gradients."""
+    layers = [node for node in graph.graph.nodes if node.target is aten.mkldnn_rnn_layer.default]
+    for node in layers:
+        node.target = _lstm_layer
+    if layers:
+        graph.recompile()
+
+
+def _lstm_layer(*arguments: Any) -> Any:
+    detached = (one.detach() if isinstance(one, Tensor) else one for one in arguments)
+    with torch.enable_grad():
+        return aten.mkldnn_rnn_layer.default(*detached)
 
 
 def gradients_of(objective: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:

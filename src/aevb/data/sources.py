@@ -78,6 +78,7 @@ class Source:
     near = False  # whether the rows are on the model's device
     windows: Windows | None = None  # groups of rows that are read together, if there are any
     places: Places = INDICES  # names of rows and columns in messages
+    _last: tuple[Tensor, Batch]  # the rows that ``read_at`` read last
 
     def take(
         self, rows: Tensor, *, generator: torch.Generator | None = None, share: slice = slice(None)
@@ -133,6 +134,20 @@ class Source:
     def read(self, rows: Tensor) -> Batch:
         """Return the batch of these rows as stored; :class:`Fresh` values are still grey levels."""
         raise TypeError(f"{type(self).__name__} must implement read(rows).")
+
+    def read_at(self, rows: Tensor, times: Tensor, timed: Callable[[str], bool]) -> Batch:
+        """Return the batch of these rows at some time steps.
+
+        ``timed`` tells which keys of a batch have a time axis.
+        """
+        last = self.__dict__.get("_last")
+        if last is None or not torch.equal(last[0], rows):
+            # The windows of a batch follow one another: read its rows from their files once.
+            last = self._last = rows, self.read(rows)
+        return {
+            name: value.index_select(0, times.to(value.device)) if timed(name) else value
+            for name, value in last[1].items()
+        }
 
     def on_host(self, rows: Tensor) -> Batch:
         """Return the same batch as ``read``, in host memory."""
@@ -229,6 +244,14 @@ class Resident(Source):
         return {
             name: _taken(value, rows).to(self.like.device) for name, value in self.batch.items()
         }
+
+    def read_at(self, rows: Tensor, times: Tensor, timed: Callable[[str], bool]) -> Batch:
+        found = {}
+        for name, value in self.batch.items():
+            r, t = rows.to(value.device), times.to(value.device)
+            part = value[t[:, None], r[None, :]] if timed(name) else _taken(value, r)
+            found[name] = part.to(self.like.device)
+        return found
 
     def on_host(self, rows: Tensor) -> Batch:
         return {name: _taken(value, rows).cpu() for name, value in self.batch.items()}

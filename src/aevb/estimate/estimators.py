@@ -38,6 +38,7 @@ from aevb.derive.dependence import Axis, S
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import Draw, Reduction, Term
 from aevb.derive.plan import Plan
+from aevb.estimate.before import Before, state_name
 from aevb.estimate.bound import (
     Bound,
     KLWeight,
@@ -48,7 +49,7 @@ from aevb.estimate.bound import (
 )
 from aevb.estimate.chain_marginals import Chain
 from aevb.estimate.free_bits import FreeBits
-from aevb.estimate.keys import mask_of
+from aevb.estimate.keys import is_mask, mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.particle_bound import ParticleEstimate
 from aevb.estimate.program import Program
@@ -75,6 +76,8 @@ class Estimate:
         temperature: float | Tensor = 0.5,
         scale: Mapping[str, Tensor] | None = None,
         filled: Mapping[str, Tensor] | None = None,
+        before: Before | None = None,
+        chunk: int | None = None,
     ) -> None:
         """``filled`` holds complete values of variables whose missing entries p would draw."""
         self.plan, self.graph, self.factors = plan, plan.graph, factors
@@ -93,6 +96,8 @@ class Estimate:
             q_draws=frozenset(plan.choices),
             completed=plan.completed,
             hook=self._unscale if scale is not None else None,
+            before=before,
+            chunk=chunk,
         )
         self._log_p: dict[str, Tensor] = {}
         self._log_w: dict[str, Tensor] = {}
@@ -123,6 +128,26 @@ class Estimate:
                     f"{name} has missing entries that p reads, and this estimate does not draw "
                     f"them. Fill the entries, or name {name} in the plan's partial=."
                 )
+
+    def after(self) -> dict[str, Tensor]:
+        """Return what the next window reads of this one's last step, without gradient."""
+        program = self.program
+        assert program.before is not None
+        states = {
+            state_name(name, i): part
+            for name, state in program.states.items()
+            for i, part in enumerate(state)
+        }
+        found = {}
+        for name, like in program.before.values.items():
+            if name in states:
+                value = states[name]
+            elif is_mask(name):
+                value = (~self.batch[name][-1:]).to(like.dtype)
+            else:
+                value = over_time(program.values[name], self.steps).narrow(TIME, self.steps - 1, 1)
+            found[name] = value.detach().to(like.dtype).expand(like.shape)
+        return found
 
     def _like(self) -> Tensor:
         return next(iter(self.batch.values()))
@@ -717,10 +742,12 @@ def estimator(
     *,
     temperature: float | Tensor = 0.5,
     kl_weight: KLWeight = 1.0,
+    chunk: int | None = None,
 ) -> Estimate | ParticleEstimate:
     """Compute one estimate of a plan; its ``bound`` method returns the bound.
 
-    ``kl_weight`` is that of the bound, for the gradient "dreg".
+    ``kl_weight`` is that of the bound, for the gradient "dreg". ``chunk`` is that of
+    :func:`estimate`.
     """
     if plan.bound == "particles":
         return ParticleEstimate(plan, factors, batch, noise)
@@ -730,7 +757,7 @@ def estimator(
             scale = Estimate(plan, factors, batch, noise, temperature=temperature).gradient_scale(
                 kl_weight
             )
-    return Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale)
+    return Estimate(plan, factors, batch, noise, temperature=temperature, scale=scale, chunk=chunk)
 
 
 def estimate(
@@ -742,7 +769,14 @@ def estimate(
     temperature: float | Tensor = 0.5,
     kl_weight: KLWeight = 1.0,
     free_bits: FreeBits | None = None,
+    chunk: int | None = None,
 ) -> Bound:
-    """Estimate the plan's bound for this batch and noise, one number per example."""
-    found = estimator(plan, factors, batch, noise, temperature=temperature, kl_weight=kl_weight)
+    """Estimate the plan's bound for this batch and noise, one number per example.
+
+    With ``chunk``, the backward pass computes the values inside factors and recurrences again,
+    ``chunk`` steps of a recurrence at a time, instead of keeping those of all steps.
+    """
+    found = estimator(
+        plan, factors, batch, noise, temperature=temperature, kl_weight=kl_weight, chunk=chunk
+    )
     return found.bound(kl_weight, free_bits)

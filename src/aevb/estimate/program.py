@@ -7,20 +7,23 @@ factor runs the same code inside and outside a loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributions as td
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from aevb.compiled_step.gradients import deferred
 from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.deterministic import Function, Recurrence
 from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
-from aevb.derive.axes import TIME, alike, join, over_time, steps_of, swap
+from aevb.derive.axes import TIME, join, over_time, steps_of, swap
 from aevb.derive.noise_names import dropout_name, offset_name
+from aevb.estimate.before import Before
 from aevb.estimate.keys import mask_of, real_steps
+from aevb.estimate.loop import Loop
 
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
@@ -35,6 +38,9 @@ class Program:
     ``steps`` a mask of the real steps. ``slots`` maps each enumerated latent to its axis and, if a
     factor reads its neighbour in time, to the neighbour's axis. ``completed`` names observed
     variables whose missing entries p draws: their values are complete, but q reads the batch.
+    ``before`` is what a window of longer sequences reads of the steps before it. ``chunk`` is the
+    number of time steps whose intermediate values exist at once: in the backward pass the others
+    are computed again.
     """
 
     def __init__(
@@ -49,13 +55,18 @@ class Program:
         q_draws: frozenset[str] = frozenset(),
         completed: frozenset[str] = frozenset(),
         hook: Callable[[Entry, Ref, Tensor], Tensor] | None = None,
+        before: Before | None = None,
+        chunk: int | None = None,
     ) -> None:
         self.graph, self.factors, self.batch = graph, factors, batch
         self.noise, self.slots, self.count = noise or {}, slots or {}, steps
         self.q_draws, self.completed, self.hook = q_draws, completed, hook
+        self.before, self.chunk = before, chunk
         self.real = real_steps(batch)
         self.values: dict[str, Tensor] = {}
         self.raws: dict[str, Tensor] = {}
+        # The states of recurrences after the last step of their loop.
+        self.states: dict[str, tuple[Tensor, ...]] = {}
         self._distributions: dict[tuple[str, str], td.Distribution] = {}
 
     # Reading --------------------------------------------------------------------------------------
@@ -66,15 +77,16 @@ class Program:
         It is zero outside the sequence.
         """
         if entry is not None and self.reads_data(entry, ref.name):
-            return self._at(self.batch[ref.name], ref, masked=True)
-        value = self._at(self.values[ref.name], ref, masked=True)
+            return self._at(self.batch[ref.name], ref, ref.name)
+        value = self._at(self.values[ref.name], ref, ref.name)
         return self.hook(entry, ref, value) if self.hook and entry else value
 
     def reads_data(self, entry: Entry, name: str) -> bool:
         """Whether an entry reads the data of a variable whose missing entries p draws."""
         return entry.side == "q" and name in self.completed
 
-    def _at(self, value: Tensor, ref: Ref, *, masked: bool) -> Tensor:
+    def _at(self, value: Tensor, ref: Ref, name: str) -> Tensor:
+        """A value as ``ref`` reads it; ``name`` is its name in ``before``."""
         if ref.at == "first":
             return value.narrow(TIME, 0, 1)
         if ref.at == "last":
@@ -86,10 +98,12 @@ class Program:
                 # After the shift, the latent's present is its neighbour.
                 value = swap(value, current, neighbour)
         value = over_time(value, self.count)
-        if masked and self.real is not None:
+        if self.real is not None:
             value = torch.where(self.real, value, torch.zeros_like(value))
-        zeros = torch.zeros_like(value.narrow(TIME, 0, 1))
         kept = value.narrow(TIME, max(ref.lag, 0), self.count - 1)
+        if self.before is not None:
+            return join([self.before.values[name], kept])
+        zeros = torch.zeros_like(value.narrow(TIME, 0, 1))
         return torch.cat([zeros, kept] if ref.lag < 0 else [kept, zeros], TIME)
 
     def last_step(self, value: Tensor) -> Tensor:
@@ -110,10 +124,16 @@ class Program:
         """A mask [T, N or 1, 1] of the "first" or the "last" step of each row."""
         return self.is_last() if end == "last" else self._is_step(0)
 
+    def at_start(self, first: Tensor, value: Tensor) -> Tensor:
+        """The first step by its own rule, in rows that begin here; otherwise that of ``value``."""
+        if self.before is None:
+            return first
+        return torch.where(self.before.start, first, value.narrow(TIME, 0, 1))
+
     def _is_step(self, t: int) -> Tensor:
         here = torch.zeros(self.count, 1, 1, dtype=torch.bool, device=self._device())
         here[t] = True
-        return here
+        return here if self.before is None or t else here & self.before.start
 
     def _device(self) -> torch.device:
         return next(iter(self.batch.values())).device if self.batch else torch.device("cpu")
@@ -141,7 +161,7 @@ class Program:
                 and ref.name in self.graph.observed
             ):
                 known = self.batch[ref.name]
-                found[ref.label] = self._at((~mask).to(known.dtype), ref, masked=True)
+                found[ref.label] = self._at((~mask).to(known.dtype), ref, mask_of(ref.name))
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
@@ -159,10 +179,19 @@ class Program:
         """The output of a factor's network (raw numbers) for all steps at once, cached."""
         if entry.id not in self.raws:
             inputs = self.inputs(entry)
-            self.raws[entry.id] = self.factors[entry.id](
-                inputs, self.keep(entry), self.missing(entry, inputs)
+            self.raws[entry.id] = self.again(
+                self.factors[entry.id], inputs, self.keep(entry), self.missing(entry, inputs)
             )
         return self.raws[entry.id]
+
+    def again(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function; with ``chunk``, compute its inner values again in the backward pass.
+
+        Noise is an argument, so the second pass computes the same numbers.
+        """
+        if self.chunk is None or not torch.is_grad_enabled():
+            return function(*arguments)
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
     # Quantities of a variable, step by step -------------------------------------------------------
 
@@ -223,7 +252,7 @@ class Program:
             return result
         result = over_time(result, self.count)
         if "first" in regions:
-            start = function("first")
+            start = self.at_start(function("first"), result)
             result = (
                 join([start, result.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
             )
@@ -289,6 +318,8 @@ class Program:
             if end in entries and end != region:
                 other = ~self.is_end(end) if region == "all" else ~self.is_end(end)[:1]
                 own = other if own is None else own & other
+        if region == "first" and self.before is not None and not harmless:
+            own = self.before.start
         return own
 
     def mean(self, name: str) -> Tensor:
@@ -320,10 +351,8 @@ class Program:
         """
         for stage in stages:
             if stage.direction:
-                if all(name in self.values for name in stage.nodes):
-                    continue
-                with deferred():
-                    self._loop(stage, draw)
+                if any(name not in self.values for name in stage.nodes):
+                    Loop(self, stage, draw).run()
             elif stage.nodes[0] not in self.values:
                 self.values[stage.nodes[0]] = self._batched(stage.nodes[0], draw)
 
@@ -348,6 +377,7 @@ class Program:
         if "first" in entries:
             start = self._value(name, entries["first"], self.raw(entries["first"]), 0, draw)
             value = over_time(value, self.count)
+            start = self.at_start(start, value)
             value = (
                 join([start, value.narrow(TIME, 1, self.count - 1)]) if self.count > 1 else start
             )
@@ -384,133 +414,12 @@ class Program:
             else torch.ones(self.count, 1, 1, dtype=torch.bool, device=self._device())
         )
         outside = torch.zeros_like(real[:1])
+        if self.before is not None:
+            outside = outside | ~self.before.start
         parts = [
             torch.cat([outside, real[:-1]] if lag < 0 else [real[1:], outside], 0) for lag in lags
         ]
         return parts[0] if len(parts) == 1 else parts[0] | parts[1]
-
-    def _loop(self, stage: Stage, draw: Draw) -> None:
-        """Run a recurrence step by step.
-
-        The first-layer blocks of parents outside the loop are computed before it, for all steps.
-        """
-        graph, count = self.graph, self.count
-        nodes = set(stage.nodes)
-        within_loop = {
-            entry.id: {other for other in nodes if not self.reads_data(entry, other)}
-            for name in stage.nodes
-            for entry in self.entries(name).values()
-        }
-        ready = {
-            entry.id: self._prepare(entry, within_loop[entry.id])
-            for name in stage.nodes
-            for entry in self.entries(name).values()
-        }
-        order = range(count) if stage.direction > 0 else range(count - 1, -1, -1)
-        real = self.real.split(1, 0) if self.real is not None else None
-        last = (
-            self.is_last().split(1, 0)
-            if any("last" in self.entries(name) for name in stage.nodes)
-            else None
-        )
-        within = {
-            name: self._inside(self.entries(name)["t"])
-            for name in stage.nodes
-            if graph.is_deterministic(name)
-        }
-        states: dict[str, tuple[Tensor, ...]] = {}
-        raws: dict[str, dict[int, Tensor]] = {entry_id: {} for entry_id in ready}
-        values: dict[str, dict[int, Tensor]] = {name: {} for name in stage.nodes}
-
-        def neighbour(ref: Ref, t: int) -> Tensor:
-            if t == order[0]:
-                like = next(iter(self.batch.values())) if self.batch else self._parameter()
-                return torch.zeros(
-                    1, 1, graph.size(ref.name), dtype=self._parameter().dtype, device=like.device
-                )
-            value = values[ref.name][t + ref.lag]
-            return (
-                value
-                if real is None
-                else torch.where(real[t + ref.lag], value, torch.zeros_like(value))
-            )
-
-        def gates(entry: Entry, t: int) -> Tensor:
-            factor, (before, _) = self.factors[entry.id], ready[entry.id]
-            inside = within_loop[entry.id]
-            own = entry.key.name if isinstance(factor, Recurrence) else None
-            inner = {
-                ref.label: neighbour(ref, t) if ref.lag else values[ref.name][t]
-                for ref in entry.key.parents
-                if ref.name in inside and ref.name != own
-            }
-            if self.hook:
-                inner = {
-                    ref.label: self.hook(entry, ref, inner[ref.label])
-                    for ref in entry.key.parents
-                    if ref.label in inner
-                }
-            if before is None:
-                return factor.first(inner)  # type: ignore[operator]
-            if not inner:
-                return before[t]
-            here = factor.first(inner, bias=False)  # type: ignore[operator]
-            return alike(before[t], here) + here
-
-        def evaluate(name: str, entry: Entry, t: int) -> Tensor:
-            keep = [masks[t] for masks in ready[entry.id][1]]
-            if not entry.key.parents:
-                raw = self.factors[entry.id]({}, keep)
-            else:
-                raw = self.factors[entry.id].rest(gates(entry, t), keep)  # type: ignore[operator]
-            raws[entry.id][t] = raw
-            return self._value(name, entry, raw, t, draw)
-
-        for t in order:
-            for name in stage.nodes:
-                entries = self.entries(name)
-                factor, outside = self.factors[entries["t"].id], within.get(name)
-                # All parents lie outside the sequence.
-                skip = outside is not None and real is None and t == order[0]
-                if isinstance(factor, Recurrence):
-                    state = states.get(name) or factor.initial(self._parameter().new_zeros(1, 1, 1))
-                    if "first" in entries and t == 0:
-                        value = evaluate(name, entries["first"], t)
-                        states[name] = factor.starting_from(value)
-                    elif skip:
-                        value, states[name] = state[factor.spec.layers - 1], state
-                    else:
-                        value, new = factor.step(gates(entries["t"], t), state)
-                        if real is not None:
-                            live = real[t] if outside is None else real[t] & outside[t : t + 1]
-                            new = tuple(
-                                torch.where(live, a, b) for a, b in zip(new, state, strict=True)
-                            )
-                            value = new[factor.spec.layers - 1]
-                        states[name] = new
-                    if "last" in entries and last is not None:
-                        end = evaluate(name, entries["last"], t)
-                        value = torch.where(last[t], end, value)
-                        states[name] = tuple(
-                            torch.where(last[t], a, b)
-                            for a, b in zip(factor.starting_from(end), states[name], strict=True)
-                        )
-                else:
-                    value = evaluate(name, entries["t"], t)
-                    if outside is not None:
-                        value = torch.where(outside[t : t + 1], value, torch.zeros_like(value))
-                    if "first" in entries and t == 0:
-                        value = evaluate(name, entries["first"], t)
-                    if "last" in entries and last is not None:
-                        value = torch.where(last[t], evaluate(name, entries["last"], t), value)
-                    if real is not None and entries["t"].spec.stochastic:
-                        value = torch.where(real[t], value, torch.zeros_like(value))
-                values[name][t] = value
-        for name, steps in values.items():
-            self.values[name] = join([steps[t] for t in range(count)])
-        for entry_id, parts in raws.items():
-            if parts:
-                self.raws[entry_id] = join([parts[t] for t in sorted(parts)])
 
     def _parameter(self) -> Tensor:
         for factor in self.factors.values():

@@ -32,7 +32,9 @@ from aevb.runtime.checked_files import (
 # The state of the steps besides the weights: tensors by owner (a parameter, EM or MLE) and name.
 State = dict[str, dict[str, Tensor]]
 FORMAT, VERSION = "aevb checkpoint", 1
-EM, MLE = ALL_ROWS = ("em", "mle")  # owners of the state of iterations over all rows
+EM, MLE = ("em", "mle")  # owners of the state of iterations over all rows
+CARRIED = "window"  # owner of what the next window of time reads of the last one
+NO_PARAMETERS = (EM, MLE, CARRIED)
 FILES = ("weights.safetensors", "optimizer.safetensors")
 
 
@@ -232,7 +234,7 @@ def check_fit(checkpoint: Checkpoint, expected: Mapping[str, Tensor], where: Pat
             f"with the model it was trained with."
         )
     of_parameters = {
-        owner: state for owner, state in checkpoint.optimizer.items() if owner not in ALL_ROWS
+        owner: state for owner, state in checkpoint.optimizer.items() if owner not in NO_PARAMETERS
     }
     for owner in sorted(of_parameters.keys() - expected.keys()):
         name = min(_flat({owner: of_parameters[owner]}))

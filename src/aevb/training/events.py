@@ -23,6 +23,7 @@ REPEATED = "repeated values"
 BIASED = "biased gradient"
 NARROW_START = "narrow start"  # the data lie far outside the prior of a latent
 OBJECTIVE = "objective"  # the run maximises something else than the bound
+WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
 FOLDER = "folder"

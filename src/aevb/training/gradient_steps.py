@@ -38,7 +38,8 @@ from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.runtime import private_torch
-from aevb.training.checkpoint import State
+from aevb.training.checkpoint import CARRIED, State
+from aevb.training.cropping import cropped
 from aevb.training.events import NOT_COMPILED, Event
 from aevb.training.exact_steps import left_alone
 from aevb.training.job import Job
@@ -48,8 +49,9 @@ from aevb.training.row_order import seed_of
 from aevb.training.schedules import Phase
 from aevb.training.staging import Gathered, Staged
 from aevb.training.step import Stepper
-from aevb.training.step_inputs import ALL, Input, Inputs, Kind, inputs_of
+from aevb.training.step_inputs import ALL, COUNT, START, Input, Inputs, Kind, inputs_of
 from aevb.training.trouble import finite, what_failed
+from aevb.training.windows import Carried, joined
 
 REFERENCE = "reference"  # in a checkpoint, a weight of the posterior that an M-step holds fixed
 # Record a phase after this many steps, if at least this many remain.
@@ -93,6 +95,10 @@ class GradientSteps(Stepper):
             name: torch.ones(places, ALIGNED, device=self.device, dtype=self.dtype)
             for name in (names if settings.weights_kl else ())
         }
+        self.carried: Carried | None = None  # from window to window
+        if job.windows is not None:
+            first = job.windows.read(job.windows.rows(0), job.windows.times(0))
+            self.carried = Carried(job.windows, job.plan, first, job.model.factors, places)
         self.layouts: dict[int, Layout] = {}  # by the number of time steps in a batch
         self.staged: Staged | Gathered | None = self._staging()  # prefetched batches
         self.not_recorded = why_not_recorded(job.model, settings, job.plan, job.world.size)
@@ -119,7 +125,11 @@ class GradientSteps(Stepper):
         self.seen: dict[str, int] = {}  # steps of each phase that were taken one by one
 
     def _staging(self) -> Staged | Gathered | None:
-        if self.world.size == 1 and Gathered.pays(self.source, self.order):
+        if (
+            self.job.windows is None
+            and self.world.size == 1
+            and Gathered.pays(self.source, self.order)
+        ):
             assert isinstance(self.source, Resident)
             return Gathered(self.source, self.order)
         return None
@@ -146,8 +156,11 @@ class GradientSteps(Stepper):
 
     def _load_inputs(self, step: int, rates: Sequence[float]) -> None:
         s, count = self.settings, len(rates)
-        self.left = s.total(self.source.n, self.order.batch) - step
-        if self.staged is not None:
+        self.left = self.job.total - step
+        if self.carried is not None:
+            self.carried.load(step, count)
+            self._put_rows(torch.stack([self.carried.windows.rows(step + i) for i in range(count)]))
+        elif self.staged is not None:
             self.staged.load(step, count)
         else:
             self._put_rows(self.order.rows(step, count).view(count, -1))
@@ -177,7 +190,11 @@ class GradientSteps(Stepper):
         They are the batch, the noise, the distorted copy and the KL weights.
         """
         s, n = self.settings, self.order.batch
-        if self.staged is not None:
+        carried = self.carried
+        if carried is not None:
+            batch = carried.windows.read(self.rows[place], carried.times[place])
+            uniform = self.source.uniform(batch, n, self.drawing)
+        elif self.staged is not None:
             batch = self.staged.batch(place)
             uniform = self.source.uniform(batch, n, self.drawing)
         else:
@@ -196,8 +213,12 @@ class GradientSteps(Stepper):
         if s.agree:
             moved = self._distorted(self.source.prepare(batch, uniform))
             inputs |= inputs_of(Kind.MOVED, moved)
+        if carried is not None:
+            window = {START: carried.start[place], COUNT: carried.count[place]}
+            inputs |= inputs_of(Kind.WINDOW, window) | inputs_of(Kind.BEFORE, carried.values)
         weights = {name: places[place, 0] for name, places in self.kl_weights.items()}
-        return inputs | inputs_of(Kind.KL_WEIGHT, weights)
+        inputs |= inputs_of(Kind.KL_WEIGHT, weights)
+        return cropped(inputs) if self.job.crops else inputs
 
     def _distorted(self, batch: Batch) -> Batch:
         """Return x̃: x with a small random rotation, shear, scale and shift."""
@@ -222,7 +243,7 @@ class GradientSteps(Stepper):
             enabled=self.settings.precision == "bf16",
             cache_enabled=False,
         ):
-            objective, bound = self.objective(inputs)
+            objective, bound, after = self.objective.and_after(inputs)
         name = {"evidence": "evidence", "em": "expected"}.get(
             self.settings.schedule.objective, self.settings.bound
         )
@@ -235,6 +256,8 @@ class GradientSteps(Stepper):
             names.append(OBJECTIVE)
             measured = torch.cat([measured, objective.detach().to(measured.dtype)[None]])
         self.tally.rename([*names, "gradient"])
+        if self.carried is not None:
+            measured = joined(measured, inputs[Kind.WINDOW, COUNT], after)
         return objective, measured
 
     def _evaluate(self, phase: Phase, inputs: Inputs) -> Found:
@@ -297,11 +320,20 @@ class GradientSteps(Stepper):
         )
 
     def _worth_recording(self, phase: Phase) -> bool:
-        if self.not_recorded is not None or not self.alone:
+        if self.not_recorded is not None or not self.alone or self.job.crops:
+            return False
+        if self.job.too_long is not None:
+            if self.settings.compile:
+                self._note_too_long(self.job.too_long)
             return False
         return bool(self.settings.compile) or (
             self._often_enough(phase) and self.left >= RECORD_FOR
         )
+
+    def _note_too_long(self, reason: str) -> None:
+        event = Event(NOT_COMPILED, "run", f"Steps run as they are written: {reason}.")
+        if event not in self.not_compiled:
+            self.note(event)
 
     def _often_enough(self, phase: Phase) -> bool:
         return self.seen[phase.name] >= RECORD_AFTER
@@ -328,6 +360,9 @@ class GradientSteps(Stepper):
             tally.fail()
             return
         total, measured, found = attempt
+        after: list[Tensor] = []
+        if self.carried is not None:
+            measured, after = self.carried.split(measured)
         moving = self._moving(phase, active) if self.ends_compiled and self.alone else None
         if moving is not None:
             rate = (
@@ -345,6 +380,7 @@ class GradientSteps(Stepper):
                 measured,
                 counts,
             )
+            self._carry(after)
             return
         pairs = [
             (parameter, laid_out(gradient, parameter))
@@ -380,6 +416,11 @@ class GradientSteps(Stepper):
         self.adam.update(
             [parameter for parameter, _ in pairs], gradients, tally.failed if self.waits else None
         )
+        self._carry(after)
+
+    def _carry(self, after: Sequence[Tensor]) -> None:
+        if self.carried is not None:
+            self.carried.keep(after, self.tally.failed)
 
     def _moving(self, phase: Phase, active: Sequence[nn.Parameter]) -> MovedTogether | None:
         """Return a phase's parameters for the compiled update.
@@ -437,10 +478,13 @@ class GradientSteps(Stepper):
         found, held = self.adam.tensors(self.names), self.objective.reference
         for name, tensor in () if held is None else held.state_dict().items():
             found.setdefault(name, {})[REFERENCE] = tensor
-        return found
+        return found if self.carried is None else found | {CARRIED: dict(self.carried.values)}
 
     def restore(self, state: State, metrics: Mapping[str, Any]) -> None:
         moments = {owner: dict(tensors) for owner, tensors in state.items()}
+        carried = moments.pop(CARRIED, None)
+        if self.carried is not None and carried is not None:
+            self.carried.restore(carried)
         reference = {
             owner: tensors.pop(REFERENCE)
             for owner, tensors in moments.items()
@@ -466,7 +510,9 @@ class GradientSteps(Stepper):
         The message names the term and the rows.
         """
         self._load_inputs(step, [0.0])
-        rows = self.order.rows(step)[self.world.share(self.order.batch)].cpu()
+        windows = self.job.windows
+        rows = self.order.rows(step) if windows is None else windows.rows(step)
+        rows = rows[self.world.share(self.order.batch)].cpu()
         return what_failed(
             self.job, self.objective, self.inputs(0), rows, self.active(phase), self._broken()
         )

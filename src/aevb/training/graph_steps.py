@@ -34,6 +34,9 @@ def can_capture(job: Job) -> bool:
         and job.settings.schedule.objective == "bound"
         and not drawn_by_torch(job.plan)
         and own_part(job.model) is None
+        and job.too_long is None
+        # The rows of a window are read where the graph runs.
+        and (job.windows is None or job.source.near)
     )
 
 
@@ -52,13 +55,13 @@ class GraphSteps(GradientSteps):
         self._take: Callable[[], None] | None = None
 
     def _staging(self) -> Staged | Gathered | None:
-        if self.source.near:
+        if self.source.near or self.job.windows is not None:
             return super()._staging()
         return Staged(
             self.source,
             self.order,
             AT_ONCE,
-            self.settings.total(self.source.n, self.order.batch),
+            self.job.total,
             self.device,
         )
 
@@ -69,6 +72,8 @@ class GraphSteps(GradientSteps):
 
         ``alone`` means: not in a bundle.
         """
+        # A bundle would have to stack what each model carries from window to window.
+        alone = alone or self.carried is not None
         self.number, self._take, self.alone = number, take, alone
 
     def begin_again(self) -> None:

@@ -27,13 +27,15 @@ from aevb.model import Model
 from aevb.posterior.choice import open_ended
 from aevb.training import schedules
 from aevb.training.compile_choice import Choice, choose
+from aevb.training.cropping import cropping_pays
 from aevb.training.display import Checking
 from aevb.training.distributed import World, join
 from aevb.training.em import Regressions, Responsibilities, exact_em
 from aevb.training.maximum_likelihood import why_in_batches
-from aevb.training.purity import why_not_recorded
+from aevb.training.purity import too_long_to_record, why_not_recorded
 from aevb.training.row_order import Order
 from aevb.training.settings import Settings
+from aevb.training.windows import Windows, check_windows
 
 ITERATIONS = 1000  # default limit for iterations over all rows; they usually converge earlier
 
@@ -56,16 +58,21 @@ class Job:
     in_batches: str | None  # why mle() takes batches although the evidence is exact
     frozen: Sequence[str]  # parameters that are not trained
     markers: Sequence[str]  # warnings about values that look like markers of missing values
+    crops: bool  # whether a batch is cut to its own longest row
+    too_long: str | None  # why the steps' loops over time are not recorded
+    windows: Windows | None  # which window of time each step takes; None for whole sequences
     compiling: Choice | None  # why the steps are compiled or not, if it was considered
 
     @property
     def per_epoch(self) -> int:
         """The number of steps per pass over the data."""
-        return max(1, round(self.source.n / self.order.batch))
+        windows = 1.0 if self.windows is None else self.windows.per_batch()
+        return max(1, round(self.source.n / self.order.batch * windows))
 
     def epochs(self, step: int) -> float:
         """Return how many passes over the data a number of steps is."""
-        return step * self.order.batch / self.source.n
+        batches = step if self.windows is None else self.windows.batches(step)
+        return batches * self.order.batch / self.source.n
 
     @cached_property
     def open_ends(self) -> bool:
@@ -117,11 +124,30 @@ def prepare_job(
     size = source.n if on_all_rows else settings.batch
     unbounded = on_all_rows and settings.steps is None and settings.epochs is None
     plan = _plan(model, settings, first)
-    total = ITERATIONS if unbounded else settings.total(source.n, size)
+    order = Order(
+        source.n,
+        size,
+        settings.seed,
+        like.device if source.near else None,
+        windows=source.windows,
+    )
+    windows = None
+    if settings.window is not None:
+        check_windows(model.graph, plan, settings, world.size, source)
+        windows = Windows(model.graph, source, order, settings.window)
+    per_batch = 1.0 if windows is None else windows.per_batch()
+    total = ITERATIONS if unbounded else settings.total(source.n, size, per_batch)
     compiling = None
+    steps = model._extent(first)[1] if windows is None else windows.size
+    too_long = too_long_to_record(model, plan, steps)
     not_recorded = why_not_recorded(model, settings, plan, world.size)
-    if settings.compile is None and not_recorded is None:
-        batch = source.take(torch.arange(min(size, source.n)))
+    bounded = settings.schedule.objective == "bound" and windows is None and not settings.compile
+    crops = bounded and cropping_pays(source, order)
+    if crops:
+        settings = replace(settings, compile=False)
+    if settings.compile is None and not_recorded is None and too_long is None:
+        rows = torch.arange(min(size, source.n))
+        batch = source.take(rows) if windows is None else windows.read(rows, windows.times(0))
         compiling = choose(model, plan, batch, total)
     if settings.compile is None:
         settings = replace(settings, compile=compiling is not None and compiling.compile)
@@ -129,13 +155,7 @@ def prepare_job(
         model=model,
         plan=plan,
         source=source,
-        order=Order(
-            source.n,
-            size,
-            settings.seed,
-            like.device if source.near else None,
-            windows=source.windows,
-        ),
+        order=order,
         settings=settings,
         world=world,
         labelled=_labelled(model.graph, first),
@@ -146,6 +166,9 @@ def prepare_job(
         in_batches=in_batches,
         frozen=frozen(model),
         markers=[str(warning) for warning in markers],
+        crops=crops,
+        too_long=too_long,
+        windows=windows,
         compiling=compiling,
     )
 

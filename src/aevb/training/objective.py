@@ -12,8 +12,9 @@ from torch import Tensor
 from aevb.data.sources import Source
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch
+from aevb.estimate.before import Before
 from aevb.estimate.bound import Bound
-from aevb.estimate.estimators import estimate
+from aevb.estimate.estimators import Estimate, estimate
 from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.program import Program
@@ -22,7 +23,7 @@ from aevb.model import Model
 from aevb.training.distributed import World
 from aevb.training.em import Regressions, Responsibilities
 from aevb.training.settings import Settings
-from aevb.training.step_inputs import ALL, Inputs, Kind, values_of
+from aevb.training.step_inputs import ALL, START, Inputs, Kind, values_of
 
 
 class Objective:
@@ -71,6 +72,12 @@ class Objective:
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor, Bound]:
         """The objective, and the bound of every row."""
+        objective, bound, _ = self.and_after(inputs)
+        return objective, bound
+
+    def and_after(self, inputs: Inputs) -> tuple[Tensor, Bound, dict[str, Tensor]]:
+        """The objective, the bound of every row, and what the next window reads."""
+        after: dict[str, Tensor] = {}
         s = self.settings
         batch, uniform, noise, moved = (
             values_of(kind, inputs) for kind in (Kind.BATCH, Kind.UNIFORM, Kind.NOISE, Kind.MOVED)
@@ -80,6 +87,8 @@ class Objective:
             bound = Bound(exact_evidence(self.model, batch), {})
         elif s.schedule.objective == "em":
             bound = self._expected(batch)
+        elif s.window is not None:
+            bound, after = self._of_window(inputs, batch, noise)
         else:
             weights = values_of(Kind.KL_WEIGHT, inputs)
             bound = estimate(
@@ -90,13 +99,32 @@ class Objective:
                 temperature=s.temperature,
                 kl_weight=weights.get(ALL, weights) if weights else 1.0,
                 free_bits=self.free_bits,
+                chunk=s.checkpoint_time,
             )
         objective = bound.objective.sum() / self.rows
         if s.classify:
             objective = objective + s.classify * self._classification(batch) / self.rows
         if s.agree:
             objective = objective + s.agree * self.agreement(batch, batch | moved) / self.rows
-        return objective, bound
+        return objective, bound, after
+
+    def _of_window(
+        self, inputs: Inputs, batch: Batch, noise: Mapping[str, Tensor]
+    ) -> tuple[Bound, dict[str, Tensor]]:
+        """The bound of a window, and what the next window reads of it."""
+        weights = values_of(Kind.KL_WEIGHT, inputs)
+        estimated = Estimate(
+            self.plan,
+            self.model.factors,
+            batch,
+            noise,
+            temperature=self.settings.temperature,
+            before=Before.of(
+                inputs[Kind.WINDOW, START].reshape(1, 1, 1), values_of(Kind.BEFORE, inputs)
+            ),
+            chunk=self.settings.checkpoint_time,
+        )
+        return estimated.bound(weights.get(ALL, weights) if weights else 1.0), estimated.after()
 
     def _expected(self, batch: Batch) -> Bound:
         """E[log p(x, z)] under the posterior that the last E-step found, held fixed."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from aevb.declare.deterministic import LSTM, Cell
+from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry
 from aevb.declare.noise_kinds import SEED
 from aevb.derive.plan import Plan
@@ -11,6 +15,7 @@ from aevb.model import Model
 from aevb.runtime.private_torch import has_hooks, hooks_known
 from aevb.training.settings import Settings
 
+LONGEST = 1024  # steps of time that a recording of a loop may have
 UNKNOWN_HOOKS = (
     "this version of torch does not tell whether a module has hooks, which every step must call"
 )
@@ -29,6 +34,32 @@ def why_not_recorded(
     if names := drawn_by_torch(plan):
         return f"{names[0]} is drawn by a sampler of torch's own"
     return own_part(model)
+
+
+def too_long_to_record(model: Model, plan: Plan, steps: int) -> str | None:
+    """Return why the loops over ``steps`` steps of time are not recorded; None if they are.
+
+    A recording repeats the operations of a loop for every step of time. Its cost in seconds and
+    memory is proportional to their number, and it gains nothing for thousands of them: recording a
+    VRNN with 2,048 steps took 25 steps' time and 2 GB.
+    """
+    chained = any(neighbour is not None for _, neighbour in plan.slots.values())
+    looped = any(stage.direction and not _one_operation(model, stage) for stage in plan.stages)
+    if steps <= LONGEST or not (chained or looped):
+        return None
+    return (
+        f"sequences of {steps:,} steps are too long to record (over {LONGEST:,}). window= trains "
+        f"on windows of time, which are recorded"
+    )
+
+
+def _one_operation(model: Model, stage: Stage) -> bool:
+    """Whether torch's own recurrence computes a loop as one operation."""
+    (name, *others), graph = stage.nodes, model.graph
+    rules = graph.p.get(name) or graph.q[name]
+    spec, like = rules[graph.main(name)].spec, model._parameter()
+    fused = isinstance(spec, Cell) if like.is_cuda else isinstance(spec, LSTM)
+    return fused and not others and "last" not in rules and like.dtype == torch.float32
 
 
 def drawn_by_torch(plan: Plan) -> list[str]:

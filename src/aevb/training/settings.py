@@ -112,6 +112,16 @@ class Settings:
         "How to take the expectation over each latent, by latent; overrides the plan's choice.",
         make=dict,
     )
+    window: int | None = _setting(
+        "Time steps per step of the optimiser (truncated back-propagation). Values and states are "
+        "carried, without gradient, from window to window. By default whole sequences.",
+        None,
+    )
+    checkpoint_time: int | None = _setting(
+        "Save memory: keep the inner values of this many steps of a recurrence at a time. The "
+        "backward pass computes the others again. The gradients are the same.",
+        None,
+    )
     bound: str = _setting(
         "Bound on the evidence: elbo, iwae, or particles (for sequences, by a particle filter).",
         "elbo",
@@ -168,6 +178,8 @@ class Settings:
             "log_every",
             "checkpoint_every",
             "kl_cycles",
+            "window",
+            "checkpoint_time",
         ):
             _whole(name, getattr(self, name), least=1)
         for name in ("warmup", "kl_warmup", "skip", "seed"):
@@ -195,6 +207,11 @@ class Settings:
             raise ValueError(
                 f'distort is a dictionary from variable to distortion, e.g. {{"x": Affine((28, '
                 f"28))}}, got {self.distort!r}."
+            )
+        if self.checkpoint_time is not None and self.bound == "particles":
+            raise ValueError(
+                "checkpoint_time= saves memory in the loop of elbo and iwae; a particle filter keeps "
+                'the values of all steps. Leave it out, or use bound="iwae".'
             )
         if self.epochs is not None and self.steps is not None:
             raise ValueError("Pass epochs= or steps=, not both.")
@@ -266,12 +283,12 @@ class Settings:
         """Whether KL terms have a weight other than 1 in some steps."""
         return bool(self.kl_warmup) or self.has_beta
 
-    def total(self, n: int, batch: int) -> int:
-        """Return the number of steps.
+    def total(self, n: int, batch: int, windows: float = 1.0) -> int:
+        """Return the number of steps; ``windows`` is the mean number of windows of a batch.
 
         By default it makes 20 epochs, but at least 2,000 steps and at most 200 epochs.
         """
-        per_epoch = n / min(batch, n)
+        per_epoch = n / min(batch, n) * windows
         if self.steps is not None:
             return self.steps
         epochs = self.epochs if self.epochs is not None else min(200.0, max(20.0, 2000 / per_epoch))

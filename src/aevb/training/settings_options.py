@@ -81,6 +81,17 @@ class SettingsOptions(TypedDict, total=False):
 
     Default: {}.
     """
+    window: int | None
+    """Time steps per step of the optimiser (truncated back-propagation).
+
+    Values and states are carried, without gradient, from window to window. By default whole
+    sequences.
+    """
+    checkpoint_time: int | None
+    """Save memory: keep the inner values of this many steps of a recurrence at a time.
+
+    The backward pass computes the others again. The gradients are the same.
+    """
     bound: str
     """Bound on the evidence: elbo, iwae, or particles (for sequences, by a particle filter).
 

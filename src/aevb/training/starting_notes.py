@@ -36,6 +36,8 @@ def notes_at_start(job: Job) -> Iterator[Event]:
                 f"the gradient leaves out how these draws depend on p."
             )
             yield Event(events.BIASED, name, text)
+    if job.windows is not None:
+        yield Event(events.WINDOWS, "run", str(job.windows))
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
     first = job.source.take(torch.arange(min(LOOK, job.source.n)))

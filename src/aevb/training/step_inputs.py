@@ -15,12 +15,15 @@ class Kind(StrEnum):
     UNIFORM = "uniform"  # random numbers for data that are drawn anew in every step
     NOISE = "noise"  # the noise of the estimate
     MOVED = "moved"  # the distorted copy of the rows
+    BEFORE = "before"  # what a window reads of the window before it
+    WINDOW = "window"  # whether a window starts its sequences, and the windows of its batch
     KL_WEIGHT = "KL weight"  # by latent, or one for all latents under the name ALL
 
 
 Input = tuple[Kind, str]  # the key of an input: its kind and its name
 Inputs = Mapping[Input, Tensor]
 ALL = ""
+START, COUNT = "start", "count"  # the inputs of kind WINDOW
 
 
 def inputs_of(kind: Kind, values: Mapping[str, Tensor]) -> dict[Input, Tensor]:

@@ -225,6 +225,8 @@ def _total(record: Mapping[str, Any], last: list[dict[str, Any]]) -> int | None:
     steps, epochs, batch = (record.get(name) for name in ("steps", "epochs", "batch"))
     if type(steps) is int:
         return steps if steps > 0 else None
+    if record.get("window") is not None:
+        return None  # the number of windows depends on the lengths of the rows
     if rows is None or int(rows[1]) < 1 or not last or type(batch) is not int or batch < 1:
         return None
     if epochs is not None and not (isinstance(epochs, int | float) and 0 < epochs < 1e9):

@@ -1,0 +1,234 @@
+"""Measure how the cost of training grows with the length of the sequences.
+
+python benchmarks/long_sequences.py
+python benchmarks/long_sequences.py --device cuda --json docs/figures/long-sequences.json
+python benchmarks/long_sequences.py --models vrnn --steps 32 128 --ways eager
+python benchmarks/long_sequences.py --quick
+
+Every measurement is a process of its own, which calls `fit` and times its steps. A process that
+takes longer than `--limit` seconds is stopped, and longer sequences of the same kind are skipped.
+
+The columns: `first`, the seconds until the first step is done, from the call of fit on; `compile`,
+the seconds of the step that records and compiles, less those of a later step; `step`, the median
+seconds of a later step; `memory`, the most memory that the process needed beyond that before fit
+(on a GPU, the most that torch allocated there); `slope`, the exponent of T in `step` since the row
+above: 1 is proportional to T.
+
+The ways: `eager`, steps run as they are written; `recorded`, as in long runs without compile=True;
+`compiled`, compile=True; `window`, eager steps of fit(window=128); `checkpoint`, eager steps of
+fit(checkpoint_time=128).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+LENGTHS = (32, 128, 512, 2048, 8192)
+WAYS = ("eager", "recorded", "compiled", "window", "checkpoint")
+MODELS = ("vrnn", "dmm", "lgssm", "encoder")
+BATCH, PIECE = 16, 128
+
+
+def model_of(name: str, h: int = 64, x: int = 8, z: int = 4) -> Any:
+    from aevb import GRU, LSTM, Model, Normal, linear, mlp
+
+    if name == "vrnn":  # everything runs in the loop over time
+        return Model(
+            p={
+                "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(h),
+                "z[t] | h[t]": Normal(z, net=mlp(h)),
+                "x[t] | h[t], z[t]": Normal(x, net=mlp(h)),
+            },
+            q={"z[t] | h[t], x[t]": Normal(net=mlp(h))},
+        )
+    if name == "dmm":  # a recurrence over known inputs, then a loop that draws
+        return Model(
+            p={"z[t] | z[t-1]": Normal(z, net=mlp(h)), "x[t] | z[t]": Normal(x, net=mlp(h))},
+            q={"b[t] | b[t+1], x[t]": GRU(h), "z[t] | z[t-1], b[t]": Normal(net=mlp(h))},
+        )
+    if name == "encoder":  # only a recurrence over known inputs
+        return Model(
+            p={
+                "h[t] | h[t-1], x[t-1]": LSTM(h),
+                "z[t] | h[t]": Normal(z),
+                "x[t] | h[t], z[t]": Normal(x),
+            },
+            q={"b[t] | b[t+1], x[t]": LSTM(h), "z[t] | h[t], b[t]": Normal()},
+        )
+    return Model(  # a linear-Gaussian state-space model
+        p={
+            "z[t] | z[t-1]": Normal(z, net=linear(), scale="learned"),
+            "x[t] | z[t]": Normal(x, net=linear(), scale="learned"),
+        },
+        q={"z[t] | z[t-1], x[t]": Normal(net=linear())},
+    )
+
+
+def measure(name: str, way: str, length: int, device: str, count: int) -> dict[str, float]:
+    """Train a model for a few steps in this process, and return the figures."""
+    import torch
+
+    import aevb
+    from aevb.training import gradient_steps, graph_steps, step_queue
+    from aevb.training.gradient_steps import GradientSteps
+
+    if way in ("recorded", "compiled", "window"):  # record as soon as possible
+        gradient_steps.RECORD_AFTER, gradient_steps.RECORD_FOR = 2, 0
+    torch.manual_seed(0)
+    model = model_of(name).to(device)
+    x = torch.randn(BATCH, length, 8, generator=torch.Generator().manual_seed(0)).cumsum(1) / 8
+    settings: dict[str, Any] = {"compile": way == "compiled"}
+    if way == "window":
+        settings["window"] = PIECE
+    if way == "checkpoint":
+        settings["checkpoint_time"] = PIECE
+    steps = count + (2 if way in ("eager", "window", "checkpoint") else 6)
+    if device == "cuda" and way != "eager":
+        steps = count + 30  # a graph of ten steps is captured after the warm-up
+    ends: list[float] = []
+    aevb.fit(
+        model, {"x": x[:2, :4]}, steps=1, batch=2, progress=False, compile=False, log_every=1
+    )  # imports and libraries
+    advance = GradientSteps.advance
+    began_at: list[float] = []
+
+    def timed(self: Any, *args: Any, **kwargs: Any) -> None:
+        advance(self, *args, **kwargs)
+        if device == "cuda" and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter())
+
+    if way == "eager" and device == "cuda":
+        step_queue.WARM_UP = graph_steps.WARM_UP = 10**9  # never capture
+        gradient_steps.RECORD_FOR = 10**9
+    watch = Watch(device)
+    if device == "cuda" and way != "eager":
+        rows = aevb.fit(
+            model, {"x": x}, steps=steps, batch=BATCH, progress=False, log_every=1, **settings
+        ).rows
+        ends = [row["seconds"] for row in rows if "elbo" in row]
+        began = 0.0
+    else:
+        GradientSteps.advance = timed  # type: ignore[method-assign]
+        began = time.perf_counter()
+        began_at.append(began)
+        aevb.fit(model, {"x": x}, steps=steps, batch=BATCH, progress=False, **settings)
+    each = [b - a for a, b in zip([began, *ends], ends, strict=False)]
+    later = statistics.median(each[-count:])
+    slowest = max(each[1:-count], default=later)
+    return {
+        "first": each[0],
+        "compile": max(0.0, slowest - later) if way in ("recorded", "compiled") else 0.0,
+        "step": later,
+        "memory": watch.peak() / 2**20,
+    }
+
+
+class Watch:
+    """The most memory used since the start: of this process, or of a GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.most, self.before = device, 0, _resident()
+        if device == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated()
+        else:
+            threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            self.most = max(self.most, _resident())
+            time.sleep(0.005)
+
+    def peak(self) -> int:
+        if self.device == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated() - self.before
+        return max(self.most, _resident()) - self.before
+
+
+def _resident() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--steps", nargs="+", type=int, default=list(LENGTHS), metavar="T")
+    parser.add_argument("--count", type=int, default=3, help="later steps that are timed")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds per process")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--quick", action="store_true", help="tiny lengths, to see that it runs")
+    parser.add_argument("--one", nargs=3, metavar=("MODEL", "WAY", "T"), help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.one:
+        name, way, length = given.one
+        print(json.dumps(measure(name, way, int(length), given.device, given.count)))
+        return
+    if given.quick:
+        given.steps, given.models, given.ways = [4, 8], ["vrnn"], ["eager", "recorded"]
+    rows = []
+    titles = ("model", "way", "T", "first s", "compile s", "step s", "memory MiB", "slope")
+    print("  ".join(f"{title:>10}" for title in titles), flush=True)
+    for name in given.models:
+        for way in given.ways:
+            before: dict[str, Any] | None = None
+            for length in given.steps:
+                row = {"model": name, "way": way, "T": length} | _one(name, way, length, given)
+                rows.append(row)
+                print(_line(row, before), flush=True)
+                if "step" not in row:
+                    break
+                before = row
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _one(name: str, way: str, length: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure in a process of its own, so that its memory is its own."""
+    command = [sys.executable, __file__, "--one", name, way, str(length)]
+    command += ["--device", given.device, "--count", str(given.count)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit)
+    except subprocess.TimeoutExpired:
+        return {"why": f"over {given.limit:g} s"}
+    if done.returncode:
+        return {"why": (done.stderr.strip().splitlines() or ["failed"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _line(row: dict[str, Any], before: dict[str, Any] | None) -> str:
+    start = [row["model"], row["way"], str(row["T"])]
+    if "step" not in row:
+        return "  ".join(f"{text:>10}" for text in start) + f"  {row['why']}"
+    numbers = [f"{row[key]:.3f}" for key in ("first", "compile", "step")] + [f"{row['memory']:.0f}"]
+    if before is not None:
+        slope = math.log(row["step"] / before["step"]) / math.log(row["T"] / before["T"])
+        numbers.append(f"{slope:.2f}")
+    return "  ".join(f"{text:>10}" for text in [*start, *numbers])
+
+
+if __name__ == "__main__":
+    main()
