@@ -23,7 +23,6 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
-from aevb.evidence.methods import why_not_filtered
 from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
@@ -213,15 +212,15 @@ class Model(DeclaredModel):
         - "particles": a particle filter for sequences (``samples`` particles, default 1000);
         - "prior": plain Monte Carlo with draws from the prior, to show why it fails;
         - "auto": exact if possible, otherwise importance sampling; if values are missing that p
-          reads (``"h[t] | x[t-1]"``), the particle filter, which draws them from p;
+          reads (``"h[t] | x[t-1]"``) and nothing is exact, the particle filter, which draws them
+          from p;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
         ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB".
         On a GPU torch reserves more memory than the tensors need. The result prints itself, with
         notes if it is unreliable.
         """
-        filters = method in ("auto", "particles") or isinstance(method, Particles)
-        batch = self.prepare(gaps=filters and why_not_filtered(self) is None, **data)
+        batch = self.prepare(gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
         return log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
 

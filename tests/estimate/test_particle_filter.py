@@ -84,7 +84,15 @@ def gappy() -> tuple[Model, Tensor]:
     return model, x
 
 
-@pytest.mark.parametrize("method", ["auto", Particles(repeats=40), Particles(40, threshold=1.0)])
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_gaps_that_p_reads_are_unknowns_of_the_exact_evidence(gappy, method):
+    model, x = gappy
+    found = model.log_evidence(x=x, method=method)
+    assert found.method == "exact"
+    torch.testing.assert_close(found.value, exact_with_gaps(model, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [Particles(repeats=40), Particles(40, threshold=1.0)])
 def test_gaps_that_p_reads_are_marginalised(gappy, method):
     model, x = gappy
     found = model.log_evidence(x=x, method=method, samples=400, seed=0)
@@ -139,7 +147,7 @@ def test_a_gap_that_nothing_reads_changes_nothing():
 
 def test_what_else_refuses_gaps(gappy):
     model, x = gappy
-    for method in ("importance", "exact", "ais"):
+    for method in ("importance", "prior", "ais"):
         with pytest.raises(ValueError, match="x has missing entries but p reads it"):
             model.log_evidence(x=x, method=method)
     shared = build(

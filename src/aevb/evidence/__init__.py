@@ -14,7 +14,7 @@ from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve
 from aevb.evidence.exact import exact_evidence, why_not_exact
-from aevb.evidence.methods import advised
+from aevb.evidence.methods import advised, why_not_filtered
 from aevb.evidence.particles import Particles, filtered
 from aevb.evidence.result import Evidence
 from aevb.evidence.sampling import Memory, importance, naive
@@ -78,15 +78,21 @@ def unnoted_evidence(
             f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
         )
     gaps = completed(model.graph, batch)
-    if gaps and method == "auto":  # only a filter draws missing values that p reads
+    reason = why_not_exact(model, batch)
+    if gaps and method == "auto" and reason:  # only a filter draws missing values that p reads
         method = "particles"
-    if gaps and method != "particles" and not isinstance(method, Particles):
+        if (unfiltered := why_not_filtered(model, gaps)) is not None:
+            raise ValueError(
+                f"{min(gaps)} has missing entries but p reads it. The evidence is not exact "
+                f"({reason}), and particles cannot draw them: {unfiltered}. Give q a factor for "
+                f"{min(gaps)}, or fill the entries."
+            )
+    if gaps and method not in ("auto", "exact", "particles") and not isinstance(method, Particles):
         raise ValueError(
-            f"{min(gaps)} has missing entries that p reads, which only a particle filter "
-            f'marginalises. Use method="particles".'
+            f"{min(gaps)} has missing entries but p reads it, which this method cannot "
+            f'marginalise. Use method="auto".'
         )
     if method in ("auto", "exact"):
-        reason = why_not_exact(model)
         if reason is None:
             with model._evaluating(None):
                 value = exact_evidence(model, batch)

@@ -26,10 +26,16 @@ INTEGRAL = "∫"  # the name of the term that holds the integral over the Gaussi
 AT_ONCE = 2**24  # elements per tensor above which rows are processed in parts
 
 
-def why_not_exact(model: DeclaredModel) -> str | None:
-    """Return why the evidence has no closed form; None if it has one."""
+def why_not_exact(model: DeclaredModel, batch: Mapping[str, Tensor] | None = None) -> str | None:
+    """Return why the evidence has no closed form; None if it has one.
+
+    With a batch, its gaps that p reads count as unknowns.
+    """
     try:
-        Structure(model)
+        if batch is None:
+            Structure(model)
+        else:
+            structure_of(model, batch)
     except NotExactError as reason:
         return str(reason)
     return None
