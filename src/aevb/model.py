@@ -212,7 +212,8 @@ class Model(DeclaredModel):
         - "particles": a particle filter for sequences (``samples`` particles, default 1000);
         - "prior": plain Monte Carlo with draws from the prior, to show why it fails;
         - "auto": exact if possible, otherwise importance sampling; if values are missing that p
-          reads (``"h[t] | x[t-1]"``), the particle filter, which draws them from p;
+          reads (``"h[t] | x[t-1]"``) and nothing is exact, the particle filter, which draws them
+          from p;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
         ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB".

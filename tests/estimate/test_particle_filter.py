@@ -84,6 +84,14 @@ def gappy() -> tuple[Model, Tensor]:
     return model, x
 
 
+@pytest.mark.parametrize("method", ["auto", "exact"])
+def test_gaps_that_p_reads_are_unknowns_of_the_exact_evidence(gappy, method):
+    model, x = gappy
+    found = model.log_evidence(x=x, method=method)
+    assert found.method == "exact"
+    torch.testing.assert_close(found.value, exact_with_gaps(model, x), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", [Particles(repeats=40), Particles(40, threshold=1.0)])
 def test_gaps_that_p_reads_are_marginalised(gappy, method):
     model, x = gappy

@@ -111,7 +111,7 @@ def test_exact_intervals(name):
 def test_intervals_by_particles(name, monkeypatch):
     """Quantiles of 400 draws: the end of a 95 % interval lies at 0.975 ± 1/400 of the mass."""
     monkeypatch.setattr("aevb.forecasting.particles.LEAST", 400)
-    n = 1000
+    n = 600
     shares, forecast = covered(PARTICLES[name](), n, samples=400, method="particles")
     assert forecast.method == "particles"
     check(shares, n, 0.006)
@@ -125,11 +125,12 @@ def test_intervals_of_the_draws_of_an_exact_forecast():
     ).double()
     with torch.no_grad():
         model.factors["p(x[t]|s[t])"].net.blocks.weights["s[t]"].copy_(torch.tensor([[1.0, 3.0]]))
-    shares, forecast = covered(model, 2000, samples=400)
+    n = 600
+    shares, forecast = covered(model, n, samples=400)
     assert forecast.method == "exact"
     assert not forecast.exact_quantiles("x")
     for level, each in zip(LEVELS, shares, strict=True):
-        assert (each > level - 4.5 * math.sqrt(level * (1 - level) / 2000)).all()
+        assert (each > level - 4.5 * math.sqrt(level * (1 - level) / n)).all()
 
 
 @pytest.mark.parametrize("name", ["level", "hidden Markov"])

@@ -1,5 +1,6 @@
 """Exact forecasts against joint Gaussians, sums over all paths, and the exact posterior."""
 
+import itertools
 import math
 
 import numpy as np
@@ -19,7 +20,7 @@ from series_models import (
     series,
 )
 
-from aevb import Model, Normal, linear
+from aevb import Model, Normal, OneHot, linear
 
 SERIES = {"level": local_level, "trend": local_trend, "autoregression": autoregression}
 AHEAD = 4
@@ -203,6 +204,9 @@ def test_gaps_that_p_reads_are_marginalised():
     gain = np.linalg.solve(covariance[np.ix_(known, known)], covariance[np.ix_(known, wanted)]).T
     forecast = model.forecast(steps=2, x=x[None, :, None], samples=200000, seed=0)
     mean = gain @ x[known]
+    assert model.log_evidence(x=x[None, :, None]).method == "exact"
+    evidence = multivariate_normal(np.zeros(2), covariance[np.ix_(known, known)])
+    close(model.log_evidence(x=x[None, :, None]).value, [evidence.logpdf(x[known])])
     after = covariance[np.ix_(wanted, wanted)] - gain @ covariance[np.ix_(known, wanted)]
     assert forecast.method == "exact"
     close(forecast.mean["x"][0, :, 0], mean)
@@ -212,6 +216,56 @@ def test_gaps_that_p_reads_are_marginalised():
     error = 4.5 / math.sqrt(len(draws))
     np.testing.assert_allclose(np.cov(draws.T), after, atol=error * math.sqrt(2) * after.max())
     np.testing.assert_allclose(draws.mean(0), mean, atol=error * math.sqrt(after.max()))
+
+
+def classes_with_memory():
+    """States that read the class observed before them."""
+    torch.manual_seed(0)
+    model = Model(
+        {"s[t] | s[t-1], v[t-1]": OneHot(2), "v[t] | s[t]": OneHot(3)}, {"s[t] | v[t]": OneHot()}
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 1)
+    return model
+
+
+def test_missing_classes_that_p_reads_are_summed_over():
+    model = classes_with_memory()
+    gaps = torch.tensor([[0, -1, 2, -1, 1]])
+    every = []
+    for a, b in itertools.product(range(3), repeat=2):
+        filled = gaps.clone()
+        filled[0, 1], filled[0, 3] = a, b
+        values = model.log_evidence(v=filled).value, model.forecast(steps=1, v=filled)
+        every.append((*values, model.smooth(v=filled).probs["s"]))
+    logs = torch.cat([value for value, *_ in every])
+    close(model.log_evidence(v=gaps).value, [logs.logsumexp(0)])
+    means = torch.stack([forecast.mean["v"][0, 0] for _, forecast, _ in every])
+    close(model.forecast(steps=1, v=gaps).mean["v"][0, 0], logs.softmax(0) @ means)
+    states = (logs.softmax(0)[:, None, None, None] * torch.stack([p for *_, p in every])).sum(0)
+    close(model.smooth(v=gaps).probs["s"], states)
+    close(model.filter(v=gaps).probs["s"][:, -1], states[:, -1])
+
+
+def test_a_forecast_of_two_steps_sums_over_the_first():
+    model = classes_with_memory()
+    v = torch.tensor([[0, 1, 2, 2]])
+    two = model.forecast(steps=2, v=v, samples=20000, seed=0)
+    first = two.mean["v"][0, 0]
+    after = [
+        model.forecast(steps=1, v=torch.cat([v, torch.tensor([[k]])], 1), samples=1, seed=0)
+        for k in range(3)
+    ]
+    close(two.mean["v"][0, 1], first @ torch.stack([one.mean["v"][0, 0] for one in after]))
+    close(torch.stack([two.log_prob(v=[[k, -1]])[0] for k in range(3)]).exp(), first)
+    error = (first * (1 - first) / 20000).sqrt()
+    assert ((two.draws["v"][:, 0, 0].mean(0) - first).abs() < 4.5 * error).all()
+    for k in range(3):  # draws of the second step given the first
+        rows = two.draws["v"][:, 0, 0, k] == 1
+        mean = after[k].mean["v"][0, 0]
+        error = (mean * (1 - mean) / rows.sum()).sqrt()
+        assert ((two.draws["v"][rows, 0, 1].mean(0) - mean).abs() < 4.5 * error).all()
 
 
 def test_a_known_latent_of_the_past_is_known():

@@ -12,7 +12,6 @@ from torch import Tensor
 from aevb.declare.evaluation_order import schedule
 from aevb.derive.axes import FIRST_SLOT, expand_axis, on_axis, over_time
 from aevb.derive.completion import incomplete
-from aevb.derive.dependence import Axis
 from aevb.derive.draws import Draw, Term
 from aevb.derive.plan import LIMIT, Choice, Plan
 from aevb.estimate.batch import split_latents
@@ -52,7 +51,10 @@ class Tables:
             self.working.plan.slots,
             self.working.steps,
         )
-        self.sizes = {name: self.working.plan.size(Axis(name)) for name in structure.discrete}
+        self.sizes = {
+            name: self.graph.rule("p", name).spec.count(self.graph.size(name)) or 1
+            for name in structure.discrete
+        }
 
     def log_p(self, name: str) -> Tensor:
         """Return log p(v | ·), [axes of the latents, 1, T or 1, N or 1, 1]."""
