@@ -149,11 +149,11 @@ MISTAKES = {
     ),
     "unknown bound": (
         ["explain", "gmvae", "--bound", "elbow"],
-        "Unknown bound 'elbow'. Choose one of elbo, iwae.",
+        "Unknown bound 'elbow'. Choose one of elbo, iwae, particles.",
     ),
     "unknown gradient": (
         ["explain", "gmvae", "--gradient", "sgd"],
-        "Unknown gradient 'sgd'. Choose one of plain, stl, dreg.",
+        "Unknown gradient 'sgd'. Choose one of plain, stl, dreg, score.",
     ),
 }
 

@@ -84,6 +84,15 @@ MODELS = {
         },
         {"z[t] | z[t-1], x[t]": Normal(scale=1.5), "z[T] | x[T]": Normal(scale=1.5)},
     ),
+    "first": build(
+        {
+            "z[t] | z[t-1]": Normal(2),
+            "h[t] | h[t-1], z[t-1]": LSTM(3),
+            "x[0] | z[0]": Normal(2),
+            "x[t] | z[t], h[t]": Normal(2),
+        },
+        {"z[0] | x[0]": Normal(), "z[t] | z[t-1], x[t]": Normal()},
+    ),
     "two latents": build(
         {
             "w[t] | w[t-1]": Normal(1),
@@ -198,6 +207,22 @@ def test_padding_and_other_rows_change_nothing(name, gradient):
         )
         model.zero_grad()
         whole = estimate(plan, model.factors, batch, noise)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_densities_of_all_steps_at_once_are_those_of_the_loop(name):
+    """The filter itself is differentiable; the bound takes densities and gradients together."""
+    model = MODELS[name]
+    batch = model.prepare(**rows_of(model))
+    plan = model.plan(bound="particles", samples=4, resample=0.9)
+    noise = model.draw_noise(plan, batch, seed=0)
+    whole = estimate(plan, model.factors, batch, noise).value
+    loop = ParticleFilter(plan, model.factors, batch, noise, threshold=0.9).run()
+    assert loop.resampled.max() > 0
+    torch.testing.assert_close(whole, loop.value)
+    torch.testing.assert_close(gradients(model, whole), gradients(model, loop.value))
+    with torch.no_grad():
+        torch.testing.assert_close(estimate(plan, model.factors, batch, noise).value, loop.value)
 
 
 class NoReading(TorchDispatchMode):

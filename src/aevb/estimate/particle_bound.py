@@ -22,8 +22,10 @@ from aevb.estimate.bound import Bound, KLWeight, integrand, is_one
 from aevb.estimate.free_bits import FreeBits
 from aevb.estimate.keys import mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
+from aevb.estimate.particle_densities import AllSteps
 from aevb.estimate.particle_filter import ParticleFilter, ParticleStep
 from aevb.estimate.particle_values import Terms, picked, rows_of
+from aevb.estimate.resampling import normalised
 
 
 class ParticleEstimate:
@@ -60,6 +62,8 @@ class ParticleEstimate:
 
     def _run(self, kl_weight: KLWeight) -> Bound:
         particles = self._filter(self.plan, self.noise, kl_weight)
+        densities = AllSteps() if torch.is_grad_enabled() else None
+        particles.values.densities = densities
         steps: list[ParticleStep] = []
         along: Tensor | None = None  # the terms along each particle's line, [K, 1, N, terms]
         with deferred():
@@ -67,6 +71,9 @@ class ParticleEstimate:
                 steps.append(step)
                 along = self._added(along, step)
         assert along is not None
+        if densities is not None:
+            terms = densities.terms(particles.values)
+            steps = self._with_gradients(steps, terms, particles, kl_weight)
         value = torch.stack([step.increment for step in steps]).sum(0)
         if self.plan.resamples and self.plan.gradient == "score":
             surrogate = self._score(steps, particles.values.real, self._baselines(kl_weight))
@@ -78,16 +85,42 @@ class ParticleEstimate:
             shown[kl_term(name)] = shown[kl_term(name)] - shown.pop(name)
         return Bound(value, shown)
 
+    def _with_gradients(
+        self,
+        steps: list[ParticleStep],
+        timed: Terms,
+        particles: ParticleFilter,
+        kl_weight: KLWeight,
+    ) -> list[ParticleStep]:
+        """The steps again, with gradients: the ancestors stay, the weights come from ``timed``."""
+        k, n, graph = particles.k, particles.values.n, self.plan.graph
+        new = _log_weight(timed, kl_weight).expand(k, len(steps), n, 1)[..., 0].unbind(1)
+        even = torch.full_like(steps[0].log_weights, -math.log(k))
+        log_w, found = even, []
+        for step, weight in zip(steps, new, strict=True):
+            static = {
+                name: term
+                for name, term in step.terms.items()
+                if not graph.timed[latent_of(name) or name]
+            }
+            if static:
+                weight = weight + _log_weight(static, kl_weight).expand(k, 1, n, 1)[:, 0, :, 0]
+            log_w, increment = normalised(log_w + weight)
+            found.append(replace(step, log_weights=log_w, increment=increment))
+            if step.ancestors is not None:
+                log_w = torch.where(step.resampled, even, log_w)
+        return found
+
     def _filter(
         self, plan: Plan, noise: Mapping[str, Tensor], kl_weight: KLWeight
     ) -> ParticleFilter:
-        def log_weight(terms: Terms) -> Tensor:
-            kls = {name: term for name, term in terms.items() if latent_of(name) is not None}
-            rest = {name: term for name, term in terms.items() if name not in kls}
-            return integrand(rest, kls, kl_weight)
-
         return ParticleFilter(
-            plan, self.factors, self.batch, noise, threshold=plan.resample, log_weight=log_weight
+            plan,
+            self.factors,
+            self.batch,
+            noise,
+            threshold=plan.resample,
+            log_weight=lambda terms: _log_weight(terms, kl_weight),
         )
 
     def _added(self, along: Tensor | None, step: ParticleStep) -> Tensor:
@@ -146,3 +179,11 @@ class ParticleEstimate:
         itself = torch.eye(k, dtype=torch.bool, device=log_w.device).unsqueeze(-1)
         others = log_w.detach().expand(k, *log_w.shape).masked_fill(itself, -math.inf)
         return math.log((k - 1) / k) - others.logsumexp(1)
+
+
+def _log_weight(terms: Terms, kl_weight: KLWeight) -> Tensor:
+    """Σ log p − Σ (log q − log p), each of the latter times its weight."""
+    kls = {name: term for name, term in terms.items() if latent_of(name) is not None}
+    rest = {name: term for name, term in terms.items() if name not in kls}
+    first = next(iter(terms.values()))
+    return integrand(rest or {"": torch.zeros_like(first)}, kls, kl_weight)

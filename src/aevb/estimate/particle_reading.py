@@ -29,6 +29,7 @@ class At(NamedTuple):
     factor: Factor
     distribution: td.Distribution
     rows: Tensor | None
+    raw: Tensor | None  # the output of the factor's network, if it differs between particles
 
 
 class StepReader:
@@ -111,7 +112,10 @@ class StepReader:
             for entry, rows in self._entries(side, name, t):
                 factor = self.factors[entry.id]
                 assert isinstance(factor, Factor)
-                found.append(At(entry, factor, factor.distribution(self._raw(entry, t)), rows))
+                raw, own = self._raw(entry, t), self._reads_particles(entry)
+                found.append(
+                    At(entry, factor, factor.distribution(raw), rows, raw if own else None)
+                )
             self._here[side, name] = found
         return self._here[side, name]
 
@@ -167,7 +171,7 @@ class StepReader:
     def _raw(self, entry: Entry, t: int) -> Tensor:
         """The output of a factor's network at a step; computed once if it reads data only."""
         program = self.programs[entry.side]
-        if not any(self._carried_in(entry, ref) for ref in entry.key.parents):
+        if not self._reads_particles(entry):
             return self._slices(f"raw {entry.id}", lambda: program.raw(entry))[t]
         factor = self.factors[entry.id]
         keep = [
@@ -202,6 +206,9 @@ class StepReader:
     def _carried(self, name: str) -> bool:
         """Whether a variable has a value per particle."""
         return S in self.plan.values[name]
+
+    def _reads_particles(self, entry: Entry) -> bool:
+        return any(self._carried_in(entry, ref) for ref in entry.key.parents)
 
     def _carried_in(self, entry: Entry, ref: Ref) -> bool:
         """Whether an entry reads a value per particle; q reads missing data as zeros."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Protocol
 
 import torch
 import torch.distributions as td
 from torch import Tensor, nn
 
+from aevb.compiled_step.gradients import weights_fixed
 from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.evaluation_order import schedule
@@ -20,6 +23,12 @@ from aevb.estimate.particle_reading import At, State, StepReader, at_step, choos
 from aevb.runtime.seeding import draw_from
 
 Terms = dict[str, Tensor]  # log p, and log q − log p of latents, by the names of a bound's terms
+
+
+class ParticleDensities(Protocol):
+    """Computes the densities of all steps after the loop; ``add`` gives it the values of a step."""
+
+    def add(self, values: ParticleValues, t: int) -> None: ...
 
 
 class ParticleValues(StepReader):
@@ -35,6 +44,7 @@ class ParticleValues(StepReader):
         past: Tensor | None,
     ) -> None:
         super().__init__(plan, factors, batch, count, noise, past)
+        self.densities: ParticleDensities | None = None  # computes the terms' gradients later
         self.of_p = self._nodes_of_p() if past is not None else []
         static = [name for name in self.graph.stochastic if not self.graph.timed[name]]
         self.late = [name for name in static if self._reads_steps(name)]
@@ -106,6 +116,8 @@ class ParticleValues(StepReader):
         if t == self.steps - 1:
             for name in self.late:
                 self._add_log_p(terms, "q", name, t)
+        if self.densities is not None:
+            self.densities.add(self, t)
         return terms
 
     def _advance(self, side: str, t: int) -> Terms:
@@ -192,20 +204,28 @@ class ParticleValues(StepReader):
             del terms[kl_term(name)]
             return
         present = None if seen is None else at_step(seen, t)
-        log_p = self._log_prob(
-            self._distributions("p", name, t),
-            self._value(name, t),
-            None if latent else present,
-            self._real_at(t) if self.graph.timed[name] else None,
-        )
+        with self._without_gradient(name):
+            log_p = self._log_prob(
+                self._distributions("p", name, t),
+                self._value(name, t),
+                None if latent else present,
+                self._real_at(t) if self.graph.timed[name] else None,
+            )
         if not latent:
             terms[name] = log_p
             return
-        log_q, zero = terms.pop(kl_term(name), None), torch.zeros_like(log_p)
-        kl = zero if side == "p" else -log_p if log_q is None else log_q - log_p
-        terms[kl_term(name)] = kl if present is None else torch.where(present[..., :1], zero, kl)
-        if present is not None:
-            terms[name] = torch.where(present[..., :1], log_p, zero)
+        log_q = terms.pop(kl_term(name), None)
+        kl = torch.zeros_like(log_p) if side == "p" else -log_p if log_q is None else log_q - log_p
+        terms |= terms_of_latent(name, kl, log_p, present)
+
+    def _without_gradient(self, name: str) -> AbstractContextManager[Any]:
+        """Compute a density without a gradient if the gradient is computed later for all steps."""
+        if self.densities is None or not self.graph.timed[name]:
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(weights_fixed())
+        return stack
 
     def _only_real(self, term: Tensor, t: int) -> Tensor:
         real = self._real_at(t)
@@ -227,7 +247,7 @@ class ParticleValues(StepReader):
         a value within the support.
         """
         total: Tensor | None = None
-        for _, factor, dist, rows in parts:
+        for _, factor, dist, rows, _ in parts:
             own = rows if rows is not None or len(parts) == 1 else ~parts[1].rows  # type: ignore[operator]
             here = value
             for counts in (present, real, own):
@@ -252,7 +272,9 @@ class ParticleValues(StepReader):
             value = torch.where(known, at_step(self.batch[name], t), value)
         if side == "p":
             return value, torch.zeros_like(value[..., :1])
-        log_q = self._log_prob(self._distributions("q", name, t), value)
+        parts = self._distributions("q", name, t)
+        with self._without_gradient(name):
+            log_q = self._log_prob(parts, value)
         if known is not None:
             log_q = torch.where(known[..., :1], torch.zeros_like(log_q), log_q)
         return value, log_q
@@ -275,7 +297,7 @@ class ParticleValues(StepReader):
     ) -> Tensor:
         """Draw a variable from q or p, given its ``present`` entries if there are some."""
         drawn: Tensor | None = None
-        for entry, factor, dist, rows in self._distributions(side, name, t):
+        for entry, factor, dist, rows, _ in self._distributions(side, name, t):
             if given is not None and present is not None:
                 dist = factor.spec.given_known(dist, given, present)
             part = self._sample(self.plan.noise_keys.get(entry.id, name), factor, dist, t)
@@ -304,6 +326,14 @@ class ParticleValues(StepReader):
         if noise.dim() == 0:
             return noise
         return self._slices(f"noise of {key}", lambda: noise)[t]
+
+
+def terms_of_latent(name: str, kl: Tensor, log_p: Tensor, known: Tensor | None) -> Terms:
+    """Return log q − log p of a latent where it is drawn, and log p where its value is known."""
+    if known is None:
+        return {kl_term(name): kl}
+    zero, known = torch.zeros_like(kl), known[..., :1]
+    return {kl_term(name): torch.where(known, zero, kl), name: torch.where(known, log_p, zero)}
 
 
 def rows_of(index: Tensor) -> Tensor:
