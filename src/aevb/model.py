@@ -158,10 +158,10 @@ class Model(DeclaredModel):
         0.5; 0 is never). ``gradient`` is "plain", "stl" or "dreg", or for particles "score", which
         includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same
         numbers. The data may contain a latent too, for all rows or some of them (−1 or NaN
-        elsewhere); it is then clamped in these rows. Missing entries (NaN) leave the likelihood; those
-        that p reads (its own past) are drawn from p. ``kl_weight`` weights the KL terms, all or by
-        latent. The result's ``objective`` then has the weights and a gradient; its ``value`` is
-        still the bound.
+        elsewhere); it is then clamped in these rows. Missing entries (NaN) leave the
+        likelihood; those that p reads (its own past) are drawn from p. ``kl_weight`` weights the KL
+        terms, all or by latent. The result's ``objective`` then has the weights and a gradient; its
+        ``value`` is still the bound.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}.")
@@ -213,7 +213,7 @@ class Model(DeclaredModel):
         - "particles": a particle filter for sequences (``samples`` particles, default 1000);
         - "prior": plain Monte Carlo with draws from the prior, to show why it fails;
         - "auto": exact if possible, otherwise importance sampling; if entries are missing that p
-          reads (``"h[t] | x[t-1]"``), the particle filter where it applies. Both draw them from p;
+          reads (``"h[t] | x[t-1]"``), the particle filter where it applies;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
         ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB".
