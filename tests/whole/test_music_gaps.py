@@ -61,5 +61,5 @@ def test_the_benchmark_runs(tmp_path, monkeypatch, capsys):
     sizes = {"hidden": 4, "latent": 2, "epochs": 1, "segment": 4, "samples": 2, "particles": 4}
     music_gaps.main([word for name, value in sizes.items() for word in (f"--{name}", str(value))])
     printed = capsys.readouterr().out
-    assert printed.count("±") == 8
+    assert printed.count("±") == 10
     assert "nan" not in printed
