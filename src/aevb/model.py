@@ -121,8 +121,9 @@ class Model(DeclaredModel):
         """Explain the estimator: its formula, and for each latent how its term is computed and why.
 
         ``choices`` are ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in
-        :meth:`elbo`. The
-        result is a string; its attribute ``latex`` holds the formula in LaTeX.
+        :meth:`elbo`, and ``clamped`` and ``partial``, the variables that the data hold in all rows
+        or with missing entries. The result is a string; its attribute ``latex`` holds the formula
+        in LaTeX.
         """
         return explain(self.plan(**choices))
 
@@ -158,9 +159,10 @@ class Model(DeclaredModel):
         0.5; 0 is never). ``gradient`` is "plain", "stl" or "dreg", or for particles "score", which
         includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same
         numbers. The data may contain a latent too, for all rows or some of them (−1 or NaN
-        elsewhere); it is then clamped in these rows. Particles also take missing values that p
-        reads. ``kl_weight`` weights the KL terms, all or by latent. The result's
-        ``objective`` then has the weights and a gradient; its ``value`` is still the bound.
+        elsewhere); it is then clamped in these rows. Missing entries (NaN) leave the
+        likelihood; those that p reads (its own past) are drawn from p. ``kl_weight`` weights the KL
+        terms, all or by latent. The result's ``objective`` then has the weights and a gradient; its
+        ``value`` is still the bound.
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}.")

@@ -106,6 +106,16 @@ SMALL = {  # p, q, data; the missing entries are integrated by quadrature or enu
         {"z | y": Normal()},
         {"x": NAN, "y": 0.3},
     ),
+    "no time, q of a node of p": (
+        {
+            "x": Normal(1, learned=True),
+            "h | x": Deterministic(1),
+            "z | h": GAUSSIAN,
+            "y | z, h": GAUSSIAN,
+        },
+        {"z | h, y": Normal()},
+        {"x": NAN, "y": 0.3},
+    ),
     "no time, the closed form does not hold": (
         {"a": Normal(1), "x | a": GAUSSIAN, "z | x": GAUSSIAN, "y | z": GAUSSIAN},
         {"z | y": Normal(), "a | z, y": Normal()},
@@ -224,6 +234,10 @@ def test_the_mean_of_the_gradient_is_the_gradient_of_the_mean(name):
             compared.add((bound, samples, gradient, word))
             torch.testing.assert_close(*both, rtol=0, atol=1e-4)  # the error of the quadrature
     assert len(compared) >= 2, compared
+    if name in ("a Gaussian past", "no time, q of a node of p"):
+        assert {("elbo", 1, "stl", ""), ("iwae", 2, "dreg", ""), ("iwae", 2, "plain", "score")} <= (
+            compared
+        )
 
 
 def test_detached_draws_are_biased_and_said_to_be():

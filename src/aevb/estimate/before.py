@@ -124,8 +124,8 @@ def why_no_windows_by_plan(plan: Plan) -> str | None:
         )
     if plan.completed:
         return (
-            f"{min(plan.completed)} has missing entries that p reads, and a window has no place for the values "
-            f"drawn before it. Fill the entries, or train on whole sequences"
+            f"{min(plan.completed)} has missing entries that p reads, and a window does not know "
+            f"the values that were drawn before it. Fill the entries, or train on whole sequences"
         )
     for name, (_, neighbour) in plan.slots.items():
         if neighbour is not None:

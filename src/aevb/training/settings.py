@@ -210,8 +210,8 @@ class Settings:
             )
         if self.checkpoint_time is not None and self.bound == "particles":
             raise ValueError(
-                "checkpoint_time= saves memory in the loop of elbo and iwae; a particle filter keeps "
-                'the values of all steps. Leave it out, or use bound="iwae".'
+                "checkpoint_time= saves memory in the loop of elbo and iwae; a particle filter "
+                'keeps the values of all steps. Leave it out, or use bound="iwae".'
             )
         if self.epochs is not None and self.steps is not None:
             raise ValueError("Pass epochs= or steps=, not both.")
