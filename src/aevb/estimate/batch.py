@@ -403,15 +403,12 @@ def _layout(
         and not alone
         and not (tensor.dim() == 2 + time and tensor.shape[-1] == d)
     ):
-        one = ", ".join(map(str, (1, len(tensor), *shape)))
-        series = time and tensor.shape[1:] in (shape, () if shape == (1,) else shape)
+        fix = ""
+        if time and tensor.dim() and tensor.shape[1:] in (shape, () if shape == (1,) else shape):
+            one = ", ".join(map(str, (1, len(tensor), *shape)))
+            fix = f" If it is one sequence of {len(tensor)} steps, write {name}.reshape({one})."
         raise ValueError(
-            f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first."
-            + (
-                f" If it is one sequence of {len(tensor)} steps, write {name}.reshape({one})."
-                if series
-                else ""
-            )
+            f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.{fix}"
         )
     tensor = _on_axes(graph, name, tensor, like)
     mask = ~tensor.isnan()
