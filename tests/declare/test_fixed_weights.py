@@ -14,6 +14,7 @@ from aevb import (
     Model,
     Normal,
     OneHot,
+    compare_estimators,
     em,
     fit,
     joint,
@@ -206,6 +207,11 @@ def test_a_single_variable_without_latents_is_a_model():
     assert str(model).splitlines()[-1] == "observed x"
     with pytest.raises(ValueError, match=r"em\(\) computes the posterior of latents"):
         fit(model, {"x": x, "u": u}, schedule=em())
+    with pytest.raises(ValueError, match="no latents, so there is no q and no gap"):
+        model.gap(x=x, u=u)
+    with pytest.raises(ValueError, match="no latents, so its bound is log p"):
+        compare_estimators(model, {"x": x, "u": u})
+    assert model._repr_html_().count('class="graph"') == 1
 
 
 # A mixture of regressions -------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Formulas as SVG: every estimator can be drawn, without style attributes, and names are words."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from aevb.notebook.mathematics import factorisation, formula, pieces, with_names
 def estimators():
     found = set()
     for build in zoo.zoo.values():
-        model = build(x=6, z=2)
+        takes = inspect.signature(build).parameters
+        model = build(**{name: size for name, size in {"x": 6, "z": 2}.items() if name in takes})
         found |= {model.explain().latex, model.explain(bound="iwae", samples=5).latex}
     model = zoo.gmvae(6, 2, 3)
     found |= {model.explain(**choices).latex for choices in WAYS.values()}

@@ -117,6 +117,10 @@ def split_gap(
             raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
     batch = model.prepare(**data)
     clamped, partial = split_latents(model.graph, batch)
+    if not model.graph.latents:
+        raise ValueError(
+            "The model has no latents, so there is no q and no gap: the bound is log p."
+        )
     if set(model.graph.latents) <= clamped:
         raise ValueError(
             "Every latent is passed for all rows, so there is no q and no gap. Leave one of them "

@@ -94,6 +94,8 @@ def find_ways(
     """
     clamped, partial = split_latents(model.graph, batch)
     latents = [name for name in model.graph.latents if name not in clamped]
+    if not model.graph.latents:
+        raise ValueError("The model has no latents, so its bound is log p: nothing is estimated.")
     if not latents:
         raise ValueError(
             "Every latent is known in all rows, so there is nothing to estimate. Leave a latent "

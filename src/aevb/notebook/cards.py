@@ -115,6 +115,7 @@ def model_parts(model: Declared, **choices: Any) -> dict[str, Any]:
         for entry in graph.entries()
     }
     sides = {side: [e for e in graph.entries() if e.side == side] for side in "pq"}
+    sides = {side: entries for side, entries in sides.items() if entries}  # q may be empty
     return {
         "factorisations": [
             {
@@ -221,7 +222,9 @@ def model_card(model: Declared) -> Markup:
         ],
     )
     graph = model.graph
-    title = f"Model of {', '.join(graph.observed)} with latent {', '.join(graph.latents)}"
+    title = f"Model of {', '.join(graph.observed)}" + (
+        f" with latent {', '.join(graph.latents)}" if graph.latents else ""
+    )
     return Markup("<h4>{}</h4>{}").format(title, body)
 
 
