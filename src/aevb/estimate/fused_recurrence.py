@@ -115,7 +115,8 @@ def _run(
     factor: Recurrence, x: Tensor, state: list[Tensor], first: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Run torch's recurrence on [T, rows, inputs]; ``first`` is the bottom layer's weight."""
-    layers, weights = factor.spec.layers, list[Tensor]()
+    layers = factor.spec.layers
+    weights: list[Tensor] = []
     for i in range(layers):
         upper, own = (None if i == 0 else factor.upper[i - 1]), factor.recurrent[i]
         weights += [

@@ -91,7 +91,8 @@ class Loop:
         size = program.chunk
         if size is None or size >= len(order) or not torch.is_grad_enabled():
             return self._steps(order, self._begin())
-        parts, carry = list[Part](), self._begin()
+        parts: list[Part] = []
+        carry = self._begin()
         for start in range(0, len(order), size):
             part = self._again(order[start : start + size], carry)
             parts.append(part)
@@ -153,7 +154,9 @@ class Loop:
 
     def _begin(self) -> Carry:
         """What the first step reads: the window before, or zeros."""
-        program, values, states = self.program, dict[str, Tensor](), dict[str, State]()
+        program = self.program
+        values: dict[str, Tensor] = {}
+        states: dict[str, State] = {}
         known: Mapping[str, Tensor] = {} if program.before is None else program.before.values
         for name, entries in self.rules.items():
             factor = program.factors[entries["t"].id]
