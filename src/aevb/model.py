@@ -396,7 +396,7 @@ class Model(DeclaredModel):
         past's latents from q. The attribute ``method`` of the result says which one it is.
 
         >>> from aevb import Normal
-        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1)}
+        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
         >>> model = Model(p, q={"z[t] | x[t]": Normal()})
         >>> forecast = model.forecast(steps=12, x=torch.zeros(1, 30, 1), seed=0)
         >>> forecast.mean["x"].shape, forecast.draws["x"].shape, forecast.method

@@ -85,7 +85,7 @@ def train(*arguments: Any) -> None:
 def images(folder: Path) -> Path:
     """A file of 28 × 28 images: MNIST if it is on this machine, and enlarged digits otherwise."""
     if at_hand("mnist"):
-        values = mnist()[0].x[:300].reshape(-1, 28, 28)
+        values = mnist()[0].pixels[:300].reshape(-1, 28, 28)
         values = values / values.max()
     else:
         from sklearn.datasets import load_digits
@@ -298,7 +298,7 @@ class Visit:
         self.page.wait_for_selector("#page[data-ready]")
         assert self.page.get_attribute("#page", "data-ready") == "1"
         if self.js("Boolean(aevb.mapPart)"):
-            self.wait("aevb.mapPart.draws >= 1")
+            self.wait("aevb.mapPart?.draws >= 1")
 
     def fresh(self) -> None:
         """Bring the map back to its first state."""

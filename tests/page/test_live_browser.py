@@ -379,7 +379,7 @@ def test_a_new_map_keeps_the_place_and_decodes_with_the_new_weights(visit, tmp_p
             )
             page.page.locator("#map input[type=search]").fill("17")
             page.page.locator("#map input[type=search]").focus()
-            page.wait_long("aevb.mapPart !== first && aevb.mapPart.draws > 0")
+            page.wait_long("aevb.mapPart !== first && aevb.mapPart?.draws > 0")
             assert page.js(SELECTED) == rows
             assert page.js("[aevb.mapPart.pinned, Number(aevb.mapPart.inspector.dataset.row)]") == [
                 5,
@@ -403,13 +403,13 @@ def test_a_new_map_keeps_the_place_and_decodes_with_the_new_weights(visit, tmp_p
             page.wait("aevb.mapPart.explorer.values.z[1] === 1.5")
             hand = page.js("window.second = aevb.mapPart, Array.from(second.explorer.values.z)")
             page.wait_long(
-                "aevb.mapPart !== second && aevb.mapPart.draws > 0 && aevb.mapPart.explorer.found"
+                "aevb.mapPart !== second && aevb.mapPart?.draws > 0 && aevb.mapPart.explorer.found"
             )
             assert page.js("Array.from(aevb.mapPart.explorer.values.z)") == hand
             assert page.js(SELECTED) == rows
         # The whole map arrives without a reload, with its second view, log p and the gap.
         page.wait_long("aevb.run.map.spaces[0].views.length === 2")
-        page.wait_long("aevb.mapPart.draws > 0 && aevb.mapPart.explorer.found")
+        page.wait_long("aevb.mapPart?.draws > 0 && aevb.mapPart.explorer.found")
         assert page.js(SELECTED) == rows
         assert page.js("Array.from(aevb.mapPart.explorer.values.z)") == hand
         colours = page.page.locator("#map").get_by_label("Colour by").inner_text()

@@ -73,7 +73,7 @@ class Forecast:
 
         >>> import torch
         >>> from aevb import Model, Normal
-        >>> p = {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}
+        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
         >>> model = Model(p, q={"z[t] | x[t]": Normal()})
         >>> forecast = model.forecast(steps=3, x=torch.zeros(1, 5, 1), method="exact")
         >>> low, high = forecast.interval(0.9)["x"]
