@@ -113,6 +113,11 @@ def test_a_page_shows_its_parts(visit, name):
         assert found.page.locator(f"section#{part} h2").count() == 1
 
 
+def test_the_longest_sequence_is_told_without_padding(visit):
+    table = visit("ragged").page.locator("#settings table").first.inner_text()
+    assert "steps of the longest sequence\t11\n" in table
+
+
 def test_the_policy_of_a_page_forbids_requests(site):
     """The listening socket would see a connection, and the browser names the broken rule."""
     found = site.open(site.made("fa"))
@@ -306,7 +311,7 @@ def test_sliders_decode_as_torch_does(visit, name):
     shown = check_decoded(found)
     label = slider.get_attribute("aria-label")
     latent = label.rstrip("0123456789")
-    entry = int(label.removeprefix(latent) or 1) - 1  # a latent with one entry has no number
+    entry = int(label.removeprefix(latent) or 0)  # a latent with one entry has no number
     step = float(slider.get_attribute("step"))
     assert shown["values"][latent][entry] == pytest.approx(before + 7 * step, abs=0.6 * step)
 
@@ -483,11 +488,11 @@ def test_the_map_is_saved(visit):
     names, *lines = table
     columns = dict(zip(names, zip(*lines, strict=True), strict=True))
     assert name == "map.csv"
-    assert set(names) == {"split", "row", "z1", "z2", *(one["name"] for one in made.map["colours"])}
+    assert set(names) == {"split", "row", "z0", "z1", *(one["name"] for one in made.map["colours"])}
     assert len(names) == len(columns)
     assert len(lines) == len(made.points)
     codes = unpack(made.map["spaces"][0]["codes"])
-    saved = np.array([columns["z1"], columns["z2"]], float).T
+    saved = np.array([columns["z0"], columns["z1"]], float).T
     np.testing.assert_allclose(saved, codes, atol=np.ptp(codes) / 65534)
     rows = made.map["rows"]
     assert list(map(int, columns["row"])) == unpack(rows["numbers"]).tolist()

@@ -275,7 +275,7 @@ function latentPicture(name, latent) {
   const used = active === null ? null : active.reduce((sum, one) => sum + one, 0);
   const drawing = bars({
     items: order.slice(0, MOST_ENTRIES).map((i) => ({
-      label: latent.size === 1 ? latent.name : `${latent.name}${i + 1}`, value: measure[i], pale: active !== null && !active[i],
+      label: latent.size === 1 ? latent.name : `${latent.name}${i}`, value: measure[i], pale: active !== null && !active[i],
     })),
     label: `${kl ? "KL" : "Activity"} of the entries of ${latent.name}, the largest first`,
     xLabel: kl ? "KL, nats per example" : "activity (variance of the posterior mean / of the prior)",
@@ -288,7 +288,7 @@ function latentPicture(name, latent) {
   return [title, figure(fileName(name, latent.name, "entries"), drawing, caption || "Entries", {
     csv: () => ({
       columns: ["entry", "kl", "activity", "active"],
-      rows: order.map((i) => [i + 1, kl?.[i] ?? null, activity?.[i] ?? null, active?.[i] ?? null]),
+      rows: order.map((i) => [i, kl?.[i] ?? null, activity?.[i] ?? null, active?.[i] ?? null]),
     }),
   })];
 }
@@ -326,7 +326,7 @@ function entries(name, latent, ranks, n) {
   });
   found.sort((a, b) => b.far - a.far);
   return found.map(({ i, counts }) => () => {
-    const title = d === 1 ? latent : `${latent}${i + 1}`;
+    const title = d === 1 ? latent : `${latent}${i}`;
     const outside = counts.filter((count) => count < band[0] || count > band[1]).length;
     const drawing = histogram({
       counts, low: 0, high: 1, band, xTicks: 2,

@@ -63,7 +63,7 @@ function latentPaths(map, spaces) {
       byRow.get(row).push(i);
     }
     const some = [...byRow.values()].slice(0, 20);
-    const entry = (k) => (size === 1 ? space.latent : `${space.latent}${k + 1}`);
+    const entry = (k) => (size === 1 ? space.latent : `${space.latent}${k}`);
     return Array.from({ length: shown }, (_, k) => h("div", { class: "tile wide" },
       lines(some.map((points) => ({ values: points.map((i) => space.codes.array[i * size + k]), steps: points.length, d: 1, faint: true })),
         { size: 130, label: `${entry(k)} over time, ${some.length} rows` }), h("span", { class: "quiet" }, entry(k))));
