@@ -421,6 +421,55 @@ def test_search_finds_rows(visit, name, text, rows):
         assert "Biscoe" in text_of(found, ".inspector")
 
 
+def find(found, text):
+    field = found.page.get_by_label("Find rows")
+    field.fill(text)
+    field.press("Enter")
+    return text_of(found, ".selection p")
+
+
+def test_search_knows_names_of_rows_and_columns(visit):
+    found = visit("vae")
+    rows, label = found.made.map["rows"], found.made.map["colours"][0]
+    numbers, split = unpack(rows["numbers"]), unpack(rows["split"])
+    values = unpack(label["values"])
+    assert find(found, "row 17").startswith(f"{(numbers == 17).sum()} row")
+    name = rows["splits"][1]
+    count = ((numbers == 17) & (split == 1)).sum()
+    assert find(found, f"{name} row 17").startswith(f"{count} row" if count else "No row matches")
+    for text in ("label 3", "label=3"):
+        assert find(found, text).startswith(f"{(values == 3).sum()} rows")
+    shared = found.page.locator(".selection caption").count()
+    if shared:
+        assert "label" not in found.page.locator(".selection tbody th").all_inner_texts()
+    assert "No row matches" in find(found, "label 33")
+    assert "No row matches" in text_of(found, ".hint")
+
+
+def test_a_cluster_on_the_map_sets_the_colour(visit):
+    found = visit("gmvae")
+    found.page.get_by_role("button", name="show on the map").first.click()
+    chosen = found.page.get_by_label("Colour by").input_value()
+    assert chosen == found.made.map["clusters"][0]["colour"]
+    assert found.js("aevb.mapPart.colour.name") == chosen
+    # The column that defines the selection says nothing about it.
+    names = found.page.locator(".selection tbody th").all_inner_texts()
+    assert not any(name.startswith(f"{chosen} = ") for name in names)
+
+
+def test_sequences_say_which_picture_is_the_data(visit):
+    found = visit("vrnn")
+    tiles = found.page.locator("#sequences figure").first.locator(".tile.wide").first
+    assert tiles.locator(".tile .quiet").all_inner_texts() == [
+        "data", "draw 0", "draw 1", "draw 2", "draw 3",
+    ]  # fmt: skip
+    told = text_of(found, "#sequences figcaption")
+    assert "4 of each row (the CSV has 6); the first picture is the data" in told
+    ragged = visit("ragged")
+    legend = ragged.page.locator("#sequences .named-lines .legend").first
+    assert legend.locator(".entry").all_inner_texts() == ["x0", "x1"]
+
+
 def test_the_keyboard_moves_the_map(visit):
     found = visit("vae")
     canvas = found.page.locator("canvas.map")
