@@ -463,7 +463,7 @@ def test_sequences_say_which_picture_is_the_data(visit):
     assert tiles.locator(".tile .quiet").all_inner_texts() == [
         "data", "draw 0", "draw 1", "draw 2", "draw 3",
     ]  # fmt: skip
-    told = text_of(found, "#sequences figcaption")
+    told = found.page.locator("#sequences figcaption").first.inner_text()
     assert "4 of each row (the CSV has 6); the first picture is the data" in told
     ragged = visit("ragged")
     legend = ragged.page.locator("#sequences .named-lines .legend").first

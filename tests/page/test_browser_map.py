@@ -205,6 +205,12 @@ def test_a_draw_of_p_stays_a_draw_when_the_class_is_changed(visit):
     found.decoded()
     assert text_of(found, ".origin") == "A draw of the latents from p."
     menu = found.page.locator(".controls label", has_text="y").locator("select")
+    pin(found, 5)
+    found.decoded()
+    menu.select_option("3")
+    found.decoded()
+    assert text_of(found, ".origin") == "y = 3 set by hand. z: p's mean or most probable class."
+    found.page.get_by_role("button", name="from p").click()
     zs = []
     for k in (3, 7, 3):
         menu.select_option(str(k))

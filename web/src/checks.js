@@ -103,7 +103,7 @@ export function findingsPart(run, context = {}) {
     const missed = (checks.predictive?.comparisons ?? []).filter((one) => one.extreme).map((one) => one.label);
     const added = missed.length ? [{ level: "note", kind: "predictive check", about: "run", picture: "check", remedy: "",
       text: `p does not reproduce ${missed.join(", ")} of the data (posterior predictive check).` }] : [];
-    const found = [...diagnosis.findings.map((one) => withRows(withUnits(one, checks), diagnosis.rows)), ...added].sort((a, b) => order(a) - order(b));
+    const found = [...diagnosis.findings.map((one) => withUnits(withRows(one, diagnosis.rows), checks)), ...added].sort((a, b) => order(a) - order(b));
     const grave = found.filter((one) => one.level !== "ok");
     const fine = found.filter((one) => one.level === "ok");
     const counts = LEVELS.slice(0, 3)
@@ -158,7 +158,7 @@ function evidenceWords(evidence) {
       h("strong", {}, lowest ? number(evidence.mean) : plusMinus(evidence.mean, evidence.stderr)),
       ` nats per example, the mean of ${plural(evidence.rows, "row")} (${evidence.method}).`,
       lowest && h("span", { class: "warn" }, " This is too low: a few samples carry the estimates of all rows, so that the error is not known."),
-      !lowest && doubtful > 0 && h("span", { class: "warn" }, ` The estimates of ${doubtful} of these rows are too low, and their errors too small.`),
+      !lowest && doubtful > 0 && h("span", { class: "warn" }, ` ${doubtful === 1 ? "The estimate of 1 of these rows is" : `The estimates of ${doubtful} of these rows are`} too low, and the error too small.`),
       sampled && !lowest && evidence.stderr !== null && " ± is the sampling error for these rows.",
       evidence.between !== null && evidence.between !== undefined &&
         ` Other rows of the same kind would give a mean within about ${number(2 * evidence.between, 2)} nats.`),

@@ -303,7 +303,7 @@ export class Explorer {
         : `The latents of ${name}: posterior means, and most probable classes.`,
       left.length ? `The page does not hold ${left.join(", ")} of this row, so p chooses.` : "",
       ...unknown.map((one) => `The page does not hold ${one} of this row: ${usualWords(one, this.map.given[one])}.`),
-    ].filter(Boolean).join(" "), { short: `${held.join(", ") || "Values"} of ${name}`, row: name, own });
+    ].filter(Boolean).join(" "), { held, row: name, own });
     this.update();
   }
 
