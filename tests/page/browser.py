@@ -85,7 +85,7 @@ def train(*arguments: Any) -> None:
 def images(folder: Path) -> Path:
     """A file of 28 × 28 images: MNIST if it is on this machine, and enlarged digits otherwise."""
     if at_hand("mnist"):
-        values = mnist()[0].x[:300].reshape(-1, 28, 28)
+        values = mnist()[0].pixels[:300].reshape(-1, 28, 28)
         values = values / values.max()
     else:
         from sklearn.datasets import load_digits
