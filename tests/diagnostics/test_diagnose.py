@@ -132,7 +132,7 @@ def test_entries_that_are_not_used_are_counted():
     (found,) = diagnose(model, {"x": x}, calibrate=False).of("unused entries", "z")
     activity = (x.double() @ model.factors["q(z|x)"].net.blocks.weights["x"].T).var(0, correction=0)
     assert found.figures["activity"] == pytest.approx(activity.tolist())
-    assert "1 of its 2 entries is not used" in found.text
+    assert "1 of its 2 entries is not used (z1; activity below 0.01)" in found.text
     assert found.level == "note"
 
 
@@ -389,6 +389,12 @@ def record(validation: list[float], training: list[float], **settings) -> Run:
 def test_the_record_tells_over_fitting_and_an_unfinished_warm_up():
     fitted = judge_history(record([-90, -80, -75, -74], [-91, -80, -74, -73]))
     assert [(finding.level, finding.kind) for finding in fitted] == [("ok", "over-fitting")]
+    ahead = judge_history(record([-90, -20, -17.97, -18], [-91, -20, -15, -14.9]))[0]
+    assert ahead.level == "ok"
+    assert ahead.text == (
+        "Not over-fitted: validation -18.00 nats has hardly fallen (best -17.97 at step 30). "
+        "Training is 3.1 nats better: more data or dropout may still help."
+    )
     over = judge_history(record([-90, -80, -85, -95], [-91, -80, -70, -60]))
     assert over[0].level == "warning"
     assert over[0].figures["best step"] == 20

@@ -103,7 +103,7 @@ def ragged(folder: Path) -> Path:
     generator = np.random.default_rng(0)
     lengths = generator.integers(5, 12, 40)
     lengths[0] = 11
-    values = generator.normal(size=(40, 11, 2)).astype(np.float32)
+    values = generator.normal(size=(40, 13, 2)).astype(np.float32)  # two steps of padding
     np.savez(folder / "ragged.npz", x=values, lengths=lengths)
     return folder / "ragged.npz"
 

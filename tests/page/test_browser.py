@@ -113,6 +113,11 @@ def test_a_page_shows_its_parts(visit, name):
         assert found.page.locator(f"section#{part} h2").count() == 1
 
 
+def test_the_longest_sequence_is_told_without_padding(visit):
+    table = visit("ragged").page.locator("#settings table").first.inner_text()
+    assert "steps of the longest sequence\t11\n" in table
+
+
 def test_the_policy_of_a_page_forbids_requests(site):
     """The listening socket would see a connection, and the browser names the broken rule."""
     found = site.open(site.made("fa"))
@@ -306,7 +311,7 @@ def test_sliders_decode_as_torch_does(visit, name):
     shown = check_decoded(found)
     label = slider.get_attribute("aria-label")
     latent = label.rstrip("0123456789")
-    entry = int(label.removeprefix(latent) or 1) - 1  # a latent with one entry has no number
+    entry = int(label.removeprefix(latent) or 0)  # a latent with one entry has no number
     step = float(slider.get_attribute("step"))
     assert shown["values"][latent][entry] == pytest.approx(before + 7 * step, abs=0.6 * step)
 
@@ -416,6 +421,55 @@ def test_search_finds_rows(visit, name, text, rows):
         assert "Biscoe" in text_of(found, ".inspector")
 
 
+def find(found, text):
+    field = found.page.get_by_label("Find rows")
+    field.fill(text)
+    field.press("Enter")
+    return text_of(found, ".selection p")
+
+
+def test_search_knows_names_of_rows_and_columns(visit):
+    found = visit("vae")
+    rows, label = found.made.map["rows"], found.made.map["colours"][0]
+    numbers, split = unpack(rows["numbers"]), unpack(rows["split"])
+    values = unpack(label["values"])
+    assert find(found, "row 17").startswith(f"{(numbers == 17).sum()} row")
+    name = rows["splits"][1]
+    count = ((numbers == 17) & (split == 1)).sum()
+    assert find(found, f"{name} row 17").startswith(f"{count} row" if count else "No row matches")
+    for text in ("label 3", "label=3"):
+        assert find(found, text).startswith(f"{(values == 3).sum()} rows")
+    shared = found.page.locator(".selection caption").count()
+    if shared:
+        assert "label" not in found.page.locator(".selection tbody th").all_inner_texts()
+    assert "No row matches" in find(found, "label 33")
+    assert "No row matches" in text_of(found, ".hint")
+
+
+def test_a_cluster_on_the_map_sets_the_colour(visit):
+    found = visit("gmvae")
+    found.page.get_by_role("button", name="show on the map").first.click()
+    chosen = found.page.get_by_label("Colour by").input_value()
+    assert chosen == found.made.map["clusters"][0]["colour"]
+    assert found.js("aevb.mapPart.colour.name") == chosen
+    # The column that defines the selection says nothing about it.
+    names = found.page.locator(".selection tbody th").all_inner_texts()
+    assert not any(name.startswith(f"{chosen} = ") for name in names)
+
+
+def test_sequences_say_which_picture_is_the_data(visit):
+    found = visit("vrnn")
+    tiles = found.page.locator("#sequences figure").first.locator(".tile.wide").first
+    assert tiles.locator(".tile .quiet").all_inner_texts() == [
+        "data", "draw 0", "draw 1", "draw 2", "draw 3",
+    ]  # fmt: skip
+    told = found.page.locator("#sequences figcaption").first.inner_text()
+    assert "4 of each row (the CSV has 6); the first picture is the data" in told
+    ragged = visit("ragged")
+    legend = ragged.page.locator("#sequences .named-lines .legend").first
+    assert legend.locator(".entry").all_inner_texts() == ["x0", "x1"]
+
+
 def test_the_keyboard_moves_the_map(visit):
     found = visit("vae")
     canvas = found.page.locator("canvas.map")
@@ -483,11 +537,11 @@ def test_the_map_is_saved(visit):
     names, *lines = table
     columns = dict(zip(names, zip(*lines, strict=True), strict=True))
     assert name == "map.csv"
-    assert set(names) == {"split", "row", "z1", "z2", *(one["name"] for one in made.map["colours"])}
+    assert set(names) == {"split", "row", "z0", "z1", *(one["name"] for one in made.map["colours"])}
     assert len(names) == len(columns)
     assert len(lines) == len(made.points)
     codes = unpack(made.map["spaces"][0]["codes"])
-    saved = np.array([columns["z1"], columns["z2"]], float).T
+    saved = np.array([columns["z0"], columns["z1"]], float).T
     np.testing.assert_allclose(saved, codes, atol=np.ptp(codes) / 65534)
     rows = made.map["rows"]
     assert list(map(int, columns["row"])) == unpack(rows["numbers"]).tolist()

@@ -172,6 +172,58 @@ def test_a_row_is_decoded_with_its_own_given_variables(visit):
     agrees(again, found.made.model)
 
 
+def test_the_origin_of_decoded_values_is_kept(visit):
+    found = visit("cvae")
+    pin(found, 5)
+    found.decoded()
+    made = found.made
+    name = found.js("aevb.mapPart.contents.name(5)")
+    y = int(np.argmax(found.decoded()["values"]["y"]))
+    other = (y + 3) % 10
+    height = (
+        "document.querySelector('.sliders').getBoundingClientRect().top"
+        " - document.querySelector('.explorer').getBoundingClientRect().top"
+    )
+    before = found.js(height)
+    slider = found.page.get_by_label("z1", exact=True)
+    slider.focus()
+    found.page.keyboard.press("ArrowRight")
+    found.decoded()
+    assert text_of(found, ".origin") == f"z of {name}, z1 set by hand."
+    assert found.js(height) == before
+    menu = found.page.locator(".controls label", has_text="y (given)").locator("select")
+    menu.select_option(str(other))
+    told = text_of(found, ".origin")
+    assert f"z of {name} (y = {y}), z1 set by hand, decoded with y = {other}" in told
+    reads = "y" in [one.name for one in made.model.graph.reads("p", "z")]
+    assert ("so z may still say what y was" in told) == reads
+
+
+def test_a_draw_of_p_stays_a_draw_when_the_class_is_changed(visit):
+    found = visit("gmvae")
+    found.page.get_by_role("button", name="from p").click()
+    found.decoded()
+    assert text_of(found, ".origin") == "A draw of the latents from p."
+    menu = found.page.locator(".controls label", has_text="y").locator("select")
+    pin(found, 5)
+    found.decoded()
+    menu.select_option("3")
+    found.decoded()
+    assert text_of(found, ".origin") == "y = 3 set by hand. z: p's mean or most probable class."
+    found.page.get_by_role("button", name="from p").click()
+    zs = []
+    for k in (3, 7, 3):
+        menu.select_option(str(k))
+        shown = found.decoded()
+        zs.append(shown["values"]["z"])
+        assert "z" not in shown["fixed"]
+    assert zs[0] == zs[2]
+    assert zs[0] != zs[1]
+    mean = decode(found.made.model, {"y": np.eye(10)[3]})["latents"]["z"]
+    assert np.abs(np.array(zs[0]) - mean).max() > 0.05
+    assert text_of(found, ".origin") == "A draw of the latents from p, y = 3 set by hand."
+
+
 def test_a_point_of_the_map_has_the_usual_given_values(visit):
     found = visit("given")
     found.js("() => { aevb.mapPart.useTool('decode'); aevb.mapPart.moveCross([200, 200]); }")

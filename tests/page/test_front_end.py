@@ -100,3 +100,29 @@ def test_numbers_of_colours_have_no_more_digits_than_are_stored(node):
     """)
     # One step of the first is 15.26.
     assert found == ["−100", "0", "0.1235", "0.12346", "–", "1970-01-02", "1970-01-02 12:00"]
+
+
+def test_texts_name_rows_and_values(node):
+    found = node("""
+        import { cellNamed, rowNamed } from "./selecting.js";
+        const splits = ["training", "held out"], names = ["y", "label", "label 2"];
+        console.log(JSON.stringify([
+            ["row 8", "Held out row 8", "training row  0", "test row 8", "row", "8 row 8x"]
+                .map((text) => rowNamed(text, splits)),
+            ["label 8", "LABEL=8", "label 2 = a b", "y: −3", "label", "yes 3", "no 8"]
+                .map((text) => cellNamed(text, names)),
+        ]));
+    """)
+    row = {"split": None, "number": 8}
+    assert found[0] == [row, row | {"split": 1}, {"split": 0, "number": 0}, None, None, None]
+    pairs = [("label", "8"), ("label", "8"), ("label 2", "a b"), ("y", "−3")]
+    named = [{"name": name, "value": value} for name, value in pairs]
+    assert found[1] == [*named, None, None, None]
+
+
+def test_zero_has_no_sign(node):
+    found = node("""
+        import { number } from "./dom.js";
+        console.log(JSON.stringify([-0, 0, -1e-5, -2.5].map((value) => number(value, 2))));
+    """)
+    assert found == ["0", "0", "−1.0e-5".replace("-", "−"), "−2.5"]

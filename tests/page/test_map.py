@@ -92,7 +92,7 @@ def test_principal_axes_are_those_of_the_singular_value_decomposition():
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_a_point_of_the_plane_is_the_projection_of_its_code(d):
     points = GENERATOR.normal(size=(50, d)).astype(np.float32) + 3
-    names = tuple(f"z{j + 1}" for j in range(d))
+    names = tuple(f"z{j}" for j in range(d))
     packed = pack_space(Space("z", points, names), seed=0, embed=False)
     (view,) = packed["views"]
     across, up = back(view["across"]), back(view["up"])
@@ -143,7 +143,7 @@ def test_points_of_sequences_know_their_row_and_step(monkeypatch):
     assert set(few.row) == set(kept)
     assert (few.points == code[few.row, few.step]).all()
     assert few.note == f"The map holds {len(kept)} random sequences of 4."
-    named = replace(few, names=("z1", "z2"))
+    named = replace(few, names=("z0", "z1"))
     assert few.note in pack_space(named, 0)["views"][0]["note"]
     long = Space("z", np.zeros((2, 1)), ("z",), np.zeros(2, int), np.array([0, 70_000]))
     assert unpack(pack_space(long, 0)["step"]).tolist() == [0, 70_000]
@@ -152,7 +152,7 @@ def test_points_of_sequences_know_their_row_and_step(monkeypatch):
 def test_points_that_are_not_finite_are_said_to_have_no_place():
     points = GENERATOR.normal(size=(30, 3))
     points[4, 1], points[7] = np.inf, np.nan
-    packed = pack_space(Space("z", points, ("z1", "z2", "z3")), 0)
+    packed = pack_space(Space("z", points, ("z0", "z1", "z2")), 0)
     for view in packed["views"]:
         assert "2 of the points are not finite" in view["note"]
         assert np.flatnonzero(unpack(view["across"]["values"]) == 65535).tolist() == [4, 7]

@@ -19,7 +19,7 @@ from scipy.stats import binom
 from aevb import Bernoulli, Exact, Model, Normal, OneHot, compare, em, fit, mlp
 from aevb.diagnostics import diagnose
 from aevb.diagnostics.calibration import ranks
-from aevb.evidence import curve, log_evidence
+from aevb.evidence import Evidence, curve, log_evidence
 from aevb.page import checks as page_checks
 from aevb.page.checks import GAP_SAMPLES, ITERATIONS, checks
 from aevb.page.compared import compared
@@ -128,6 +128,27 @@ def test_the_evidence_its_curve_and_the_gap(run, found):
     assert mine["elbo"] == pytest.approx(float(gap.elbo.double().mean()), abs=1e-9)
     assert found["gap"]["approximation"]["mean"] == pytest.approx(mine["evidence"] - mine["best"])
     assert found["gap"]["amortisation"]["mean"] == pytest.approx(mine["best"] - mine["elbo"])
+
+
+def test_rows_whose_evidence_is_too_low_are_counted():
+    values, k = torch.zeros(3), torch.tensor([0.1, 5.0, 5.0])
+    for khat, count in ((k, 2), (k + 5, 3), (k.clamp(max=0.1), 0)):
+        evidence = Evidence(values, values, "importance", {"khat": khat, "samples": 1000})
+        assert page_checks._evidence(evidence)["untrusted"] == count
+    assert page_checks._evidence(Evidence(values, values, "exact"))["untrusted"] == 0
+
+
+def test_statistics_that_cannot_differ_are_left_out():
+    rows = np.eye(3, dtype="float32")[GENERATOR.integers(0, 3, 120)]
+    model = Model({"z": Normal(1), "y | z": OneHot(3, net=mlp(4))}, {"z | y": Normal(net=mlp(4))})
+    fit(model, {"y": rows}, steps=5)
+    labels = {one.label for one in predictive_check(model, {"y": rows}).comparisons}
+    shown = checks(model, {"y": rows})["predictive"]["comparisons"]
+    assert shown
+    for one in shown:
+        assert np.ptp([one["observed"], *unpack(one["replicates"])]) > 1e-6
+    left = labels - {one["label"] for one in shown}
+    assert "mean(y)" in left
 
 
 def test_the_predictive_check_is_that_of_the_library(run, found):

@@ -69,7 +69,7 @@ function findingItem(finding, context) {
     h("span", { class: `level level-${LEVELS.includes(finding.level) ? finding.level : "note"}` },
       finding.level),
     h("div", { class: "words" },
-      h("p", {}, finding.text),
+      h("p", {}, minus(finding.text)),
       finding.remedy && h("p", { class: "remedy" }, finding.remedy)),
     place && context.go
       ? h("button", {
@@ -82,6 +82,12 @@ function findingItem(finding, context) {
 // log p under Evidence is in the units of the data, the diagnosis in those of the model.
 const withUnits = (finding, checks) => (finding.kind === "elbo" && checks.shifted
   ? { ...finding, text: `${finding.text} This is for standardised columns; log p under Evidence is in the units of the data.` } : finding);
+
+const withRows = (finding, rows) => (finding.kind === "elbo"
+  ? { ...finding, text: `${finding.text} It is the mean of ${plural(rows, "row")}.` } : finding);
+
+// Sentences write their numbers with a hyphen; the page has true minus signs.
+const minus = (text) => text.replace(/(^|[\s(=])-(?=\d)/g, "$1−");
 
 /** The findings of the doctor, the gravest first. */
 export function findingsPart(run, context = {}) {
@@ -97,7 +103,7 @@ export function findingsPart(run, context = {}) {
     const missed = (checks.predictive?.comparisons ?? []).filter((one) => one.extreme).map((one) => one.label);
     const added = missed.length ? [{ level: "note", kind: "predictive check", about: "run", picture: "check", remedy: "",
       text: `p does not reproduce ${missed.join(", ")} of the data (posterior predictive check).` }] : [];
-    const found = [...diagnosis.findings.map((one) => withUnits(one, checks)), ...added].sort((a, b) => order(a) - order(b));
+    const found = [...diagnosis.findings.map((one) => withUnits(withRows(one, diagnosis.rows), checks)), ...added].sort((a, b) => order(a) - order(b));
     const grave = found.filter((one) => one.level !== "ok");
     const fine = found.filter((one) => one.level === "ok");
     const counts = LEVELS.slice(0, 3)
@@ -117,6 +123,12 @@ export function findingsPart(run, context = {}) {
   });
 }
 
+// Whether every latent has its exact posterior in place of a network.
+const isExact = (run) => {
+  const own = (run.summary?.model?.entries ?? []).filter((one) => one.side === "q");
+  return own.length > 0 && own.every((one) => one.spec.startsWith("Exact"));
+};
+
 const summedLatents = (run) => (run.summary?.model?.latents ?? [])
   .filter((one) => one.draw.startsWith("enumerate")).map((one) => one.name);
 
@@ -133,17 +145,21 @@ export function evidencePart(run) {
       h("div", { class: "check-pair" },
         evidence?.histogram && evidencePicture(name, evidence),
         curve && curvePicture(name, curve, evidence, summedLatents(now))),
-      gap && gapWords(name, gap),
+      gap && gapWords(name, gap, isExact(now)),
     ];
   });
 }
 
 function evidenceWords(evidence) {
-  const sampled = evidence.method !== "exact";
+  const sampled = evidence.method !== "exact", doubtful = evidence.untrusted ?? 0;
+  const lowest = doubtful > 0 && doubtful === evidence.rows;
   return [
-    h("p", {}, "log p(x) = ", h("strong", {}, plusMinus(evidence.mean, evidence.stderr)),
+    h("p", {}, `log p(x) ${lowest ? "is at least about" : "="} `,
+      h("strong", {}, lowest ? number(evidence.mean) : plusMinus(evidence.mean, evidence.stderr)),
       ` nats per example, the mean of ${plural(evidence.rows, "row")} (${evidence.method}).`,
-      sampled && evidence.stderr !== null && " ± is the sampling error for these rows.",
+      lowest && h("span", { class: "warn" }, " This is too low: a few samples carry the estimates of all rows, so that the error is not known."),
+      !lowest && doubtful > 0 && h("span", { class: "warn" }, ` ${doubtful === 1 ? "The estimate of 1 of these rows is" : `The estimates of ${doubtful} of these rows are`} too low, and the error too small.`),
+      sampled && !lowest && evidence.stderr !== null && " ± is the sampling error for these rows.",
       evidence.between !== null && evidence.between !== undefined &&
         ` Other rows of the same kind would give a mean within about ${number(2 * evidence.between, 2)} nats.`),
     evidence.notes.length > 0 && h("ul", {}, evidence.notes.map((text) => h("li", {}, text))),
@@ -159,7 +175,7 @@ function evidencePicture(name, evidence) {
     label: `Histogram of log p(x) of ${plural(evidence.rows, "row")}, from ${number(low)} to ` +
       `${number(high)}, mean ${number(evidence.mean)}`,
   });
-  return figure(fileName(name, "evidence"), drawing, "log p(x) per row, nats; the line is the mean", {
+  return figure(fileName(name, "evidence"), drawing, `log p(x) of ${plural(evidence.rows, "row")}, nats; the line is the mean`, {
     csv: () => ({ columns: ["row", "log p"], rows: Array.from(values, (value, i) => [evidence.numbers.array[i], value]) }),
   });
 }
@@ -172,7 +188,7 @@ function curvePicture(name, curve, evidence, summed) {
       `${number(curve.mean.at(-1))} with ${plural(curve.ks.at(-1), "sample")}`,
   });
   return figure(fileName(name, "bound-by-samples"), drawing,
-    "Importance-weighted bound by the number of samples; with one sample it is " +
+    `Importance-weighted bound by the number of samples${evidence ? `, mean of ${plural(evidence.rows, "row")}` : ""}; with one sample it is ` +
       (summed.length ? `above the ELBO, because ${summed.join(", ")} is summed inside the logarithm` : "the ELBO"), {
       csv: () => ({
         columns: ["samples", "bound", "standard error"],
@@ -181,13 +197,18 @@ function curvePicture(name, curve, evidence, summed) {
     });
 }
 
-function gapWords(name, gap) {
+// What a part of the gap is, and what to do if there is one.
+const advice = (key, gap, words, remedy) => (gap[key].mean > Math.max(0.005, 2 * (gap[key].error ?? 0)) ? `${words} ${remedy}` : words);
+
+function gapWords(name, gap, exact) {
   const drawing = gapPicture(gap);
   const terms = [
     ["amortisation", "Amortisation gap", INK.bar,
-      "What one network for all rows loses against the best q of each row. Train q longer, or give it a larger network."],
+      exact ? "q is the exact posterior of each row, so nothing is lost here."
+        : advice("amortisation", gap, "What one network for all rows loses against the best q of each row.", "Train q longer, or give it a larger network.")],
     ["approximation", "Approximation gap", INK.second,
-      "What the best q of each row still lacks, because q's family cannot have the shape of the posterior. Use a richer family for q."],
+      exact ? "q is the exact posterior, so its family has the right shape."
+        : advice("approximation", gap, "What the best q of each row still lacks, because q's family cannot have the shape of the posterior.", "Use a richer family for q.")],
   ];
   return [
     h("h3", {}, "Why the bound is below log p(x)"),
@@ -263,7 +284,8 @@ function latentPicture(name, latent) {
       marker: 1 / latent.classes.length,
     });
     return [title, figure(fileName(name, latent.name, "classes"), drawing,
-      "Share of the rows in each class; the dashed line is an even share", {
+      `Share of the rows in each class; the dashed line is an even share${latent.classes.length > MOST_ENTRIES
+        ? `; the first ${MOST_ENTRIES} of ${latent.classes.length} classes are drawn` : ""}`, {
         csv: () => ({ columns: ["class", "share"], rows: latent.classes.map((one, i) => [i, one]) }),
       })];
   }
@@ -275,7 +297,7 @@ function latentPicture(name, latent) {
   const used = active === null ? null : active.reduce((sum, one) => sum + one, 0);
   const drawing = bars({
     items: order.slice(0, MOST_ENTRIES).map((i) => ({
-      label: latent.size === 1 ? latent.name : `${latent.name}${i + 1}`, value: measure[i], pale: active !== null && !active[i],
+      label: latent.size === 1 ? latent.name : `${latent.name}${i}`, value: measure[i], pale: active !== null && !active[i],
     })),
     label: `${kl ? "KL" : "Activity"} of the entries of ${latent.name}, the largest first`,
     xLabel: kl ? "KL, nats per example" : "activity (variance of the posterior mean / of the prior)",
@@ -288,7 +310,7 @@ function latentPicture(name, latent) {
   return [title, figure(fileName(name, latent.name, "entries"), drawing, caption || "Entries", {
     csv: () => ({
       columns: ["entry", "kl", "activity", "active"],
-      rows: order.map((i) => [i + 1, kl?.[i] ?? null, activity?.[i] ?? null, active?.[i] ?? null]),
+      rows: order.map((i) => [i, kl?.[i] ?? null, activity?.[i] ?? null, active?.[i] ?? null]),
     }),
   })];
 }
@@ -326,7 +348,7 @@ function entries(name, latent, ranks, n) {
   });
   found.sort((a, b) => b.far - a.far);
   return found.map(({ i, counts }) => () => {
-    const title = d === 1 ? latent : `${latent}${i + 1}`;
+    const title = d === 1 ? latent : `${latent}${i}`;
     const outside = counts.filter((count) => count < band[0] || count > band[1]).length;
     const drawing = histogram({
       counts, low: 0, high: 1, band, xTicks: 2,
@@ -380,16 +402,17 @@ export function predictivePart(run) {
 
 function predictivePicture(name, one) {
   const values = one.replicates.array;
-  const kinds = new Set(values).size;
+  const kinds = new Set(values).size, least = 2 / (1 + values.length);
+  const p = `p ${one.p <= 1.000001 * least ? "≤" : "="} ${number(one.p, 2)}`; // fewer replicates show no less
   const { counts, low, high } = binned(values, Math.min(30, Math.max(1, kinds)));
   const drawing = histogram({
     counts, low, high, marker: one.observed, markerColour: one.extreme ? INK.bad : INK.second,
     colour: one.extreme ? INK.warn : INK.bar, xTicks: 3,
     label: `${one.label}: data ${number(one.observed)}, simulated ${number(low)} to ${number(high)}, ` +
-      `p = ${number(one.p, 2)}${one.extreme ? ", not reproduced" : ""}`,
+      `${p}${one.extreme ? ", not reproduced" : ""}`,
   });
   return figure(fileName(name, "check", one.label), drawing,
-    `${one.extreme ? "▲ " : ""}${one.label}, p = ${number(one.p, 2)}${one.extreme ? ", not reproduced" : ""}`, {
+    `${one.extreme ? "▲ " : ""}${one.label}, ${p}${one.extreme ? ", not reproduced" : ""}`, {
       kind: one.extreme ? "extreme" : "",
       csv: () => ({
         columns: ["source", one.label],

@@ -10,15 +10,19 @@ export function clustersPart(run, mapPart) {
   const { map } = run;
   if (!map?.clusters?.length) return null;
   return h("section", { class: "part", id: "clusters", "aria-labelledby": "clusters-title" },
-    h("h2", { id: "clusters-title" }, "Clusters"), map.clusters.map((one) => latent(map, one, mapPart)));
+    h("h2", { id: "clusters-title" }, "Clusters"), map.clusters.map((one) => latent(map, one, mapPart, isDead(run, one.latent))));
 }
 
-function latent(map, found, mapPart) {
+const isDead = (run, name) => (run.checks?.diagnosis?.findings ?? [])
+  .some((one) => one.kind === "collapse" && one.about === name);
+
+function latent(map, found, mapPart, dead) {
   const total = map.rows.count;
   const order = [...found.clusters].sort((a, b) => b.size - a.size);
   const labelled = order.some((one) => one.labels);
   const figure = h("figure", { class: "picture" },
-    h("div", { class: "clusters" }, order.filter((one) => one.size).map((one) => card(map, found, one, total, mapPart))),
+    dead ? h("p", { class: "warn" }, h("strong", {}, `${found.latent} is dead: these groups carry no information.`)) : null,
+    h("div", { class: "clusters" }, order.filter((one) => one.size).map((one) => card(map, found, one, total, mapPart, dead))),
     h("figcaption", {}, `${found.latent}: ${plural(found.count, "cluster")}${found.empty ? `, of which ${found.empty} have no row` : ""}` +
       `${found.count > order.length ? `; the ${order.length} largest are listed` : ""}. Typical members have the highest probability of their cluster, doubtful ones the lowest` +
       `${found.among < total ? `, among ${found.among.toLocaleString("en")} random rows whose contents the page holds` : ""}.` +
@@ -30,18 +34,19 @@ function latent(map, found, mapPart) {
   return figure;
 }
 
-function card(map, found, one, total, mapPart) {
+function card(map, found, one, total, mapPart, dead) {
   const { contents } = mapPart;
   const dot = h("span", { class: "dot" });
   dot.style.setProperty("background", rgb(classColour(one.number)));
   // Shares are of the labelled rows; one label of another class says nothing.
   const mixed = one.labels?.length > 1 && one.labels[1][1] > 1 ? one.labels[1][1] / one.labelled : 0;
+  const share = (k) => `${number((100 * one.labels[k][1]) / one.labelled, 2)} %`;
   const tiles = (rows, text) => h("div", { class: "strip small" }, rows.map((row) => member(map, mapPart, row, text?.(row))));
   return h("article", { class: "panel cluster" },
     h("h3", {}, dot, ` ${found.latent} = ${one.number}`, h("span", { class: "quiet" }, ` ${plural(one.size, "row")}, ${number((100 * one.size) / total, 2)} %`)),
     h("p", {}, `Mean certainty ${number(one.certainty, 3)}. `,
       one.labels?.length ? `${number((100 * one.labels[0][1]) / one.labelled, 2)} % of ${one.labelled < one.size ? `its ${one.labelled.toLocaleString("en")} labelled rows` : "its rows"} have label ${one.labels[0][0]}; labels: ${one.labels.map(([k, n]) => `${k} (${n})`).join(", ")}. ` : "",
-      mixed > 0.2 ? h("strong", { class: "warn" }, `Mixes labels ${one.labels[0][0]} and ${one.labels[1][0]}. `) : null,
+      mixed > 0.2 && !dead ? h("strong", { class: "warn" }, `Mixes labels ${one.labels[0][0]} and ${one.labels[1][0]} (${share(0)} / ${share(1)}). `) : null,
       h("button", { type: "button", class: "tiny", on: { click: () => {
         const colour = map.colours.find((c) => c.name === found.colour);
         if (colour) {
@@ -66,7 +71,7 @@ function profile(mapPart, found, one) {
   const rows = [];
   colour.values.array.forEach((k, row) => { if (k === one.number) rows.push(row); });
   const known = new Set(mapPart.contents.contents.columns.map((column) => column.name));
-  const most = differences(mapPart, rows).filter(({ name }) => known.has(name.split(" = ")[0])).slice(0, 5);
+  const most = differences(mapPart, rows).filter(({ of }) => known.has(of)).slice(0, 5);
   return h("table", { class: "cells" }, h("thead", {}, h("tr", {}, ["", "here", "elsewhere"].map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", {}, most.map(({ name, mine, theirs }) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, mine), h("td", {}, theirs)))));
 }

@@ -672,5 +672,5 @@ class Curves {
 }
 
 // The curves are in the units of the model, and so is the line.
-const reference = ({ mean, model_mean: value }) =>
-  `log p(x) ${number(value)}${mean === value ? "" : " in the units of the model"}`;
+const reference = ({ mean, model_mean: value, rows }) =>
+  `log p(x) ${number(value)}${mean === value ? "" : " in the units of the model"}, ${plural(rows, "row")}`;

@@ -49,6 +49,7 @@ export function clear(element) {
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (value === 0) return "0"; // −0 too
   const size = Math.abs(value);
   let text;
   if (Number.isInteger(value) && size < 1e15) text = value.toLocaleString("en");

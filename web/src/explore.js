@@ -5,6 +5,7 @@ import { createDecoder } from "./decode.js";
 import { createRandom } from "./random.js";
 import { largest, oneHot, usualWords } from "./conditions.js";
 import { pictureOf, pictureTools } from "./export.js";
+import { Origin } from "./origin.js";
 
 // The place of a latent in a view, as shares of the plane's sides; of a latent with one entry, the
 // height has no meaning.
@@ -100,24 +101,26 @@ export class Decoding {
 
 // Sliders for the entries of the latents, choices of classes and given variables, and the result.
 export class Explorer {
-  constructor(map, contents, decoding, changed) {
-    Object.assign(this, { map, contents, decoding, changed, values: {}, fixed: new Set() });
+  constructor(map, contents, decoding, changed, usage = () => ({ kl: null, active: null })) {
+    Object.assign(this, { map, contents, decoding, changed, usage, values: {}, fixed: new Set() });
     this.draw = false;
+    this.latentsDrawn = false; // latents without a value are draws of p instead of its means
     this.shownRow = null; // whose codes are decoded; null for values from elsewhere
     this.about = null; // the latent that was set last
     this.result = h("div", { class: "decoded" });
     this.sliders = h("div", { class: "sliders" });
-    this.origin = h("p", { class: "quiet" }, "Choose a row, or drag the point ⊕ in the map.");
+    this.origin = new Origin(map.decoder.parents ?? {});
     this.pending = false;
     this.spaceOf = Object.fromEntries(map.spaces.filter((one) => one.latent).map((one) => [one.latent, one]));
     this.variables = this.described();
+    this.origin.latents = new Set(this.variables.latents.map((one) => one.name));
     this.controls = h("div", { class: "controls" });
     this.figure = h("figure", { class: "picture" }, this.result,
       h("figcaption", {}, this.decoding.how));
     pictureTools(this.figure, {
       name: "decoded", png: () => pictureOf(this.result), csv: () => this.csv(),
     });
-    this.element = h("div", { class: "panel explorer" }, h("h3", {}, "Decode"), this.origin,
+    this.element = h("div", { class: "panel explorer" }, h("h3", {}, "Decode"), this.origin.element,
       this.controls, this.figure, this.sliders);
     for (const one of this.variables.given) {
       this.values[one.name] = Float32Array.from(one.usual);
@@ -146,7 +149,7 @@ export class Explorer {
       const options = Array.from({ length: variable.size }, (_, k) => [k, `${k}`]);
       const field = select(label, given ? options : [["", "p chooses"], ...options], "", (value) => {
         if (value === "") this.release(variable.name);
-        else this.set(variable.name, oneHot(variable.size, Number(value)), { alone: !given });
+        else this.set(variable.name, oneHot(variable.size, Number(value)), { alone: !given, hand: `${variable.name} = ${value}`, given, whole: true });
       });
       this.choices[variable.name] = field.querySelector("select");
       return field;
@@ -198,18 +201,20 @@ export class Explorer {
     for (const latent of this.variables.latents.filter((one) => !one.categorical)) {
       const space = this.spaceOf[latent.name];
       if (!this.decoding.reaches(space ?? { latent: latent.name, size: latent.size })) continue;
-      const sd = space?.sd ?? [];
-      const names = Array.from({ length: latent.size }, (_, j) => (latent.size === 1 ? latent.name : `${latent.name}${j + 1}`));
+      const sd = space?.sd ?? [], used = this.usage(latent.name);
+      const names = Array.from({ length: latent.size }, (_, j) => (latent.size === 1 ? latent.name : `${latent.name}${j}`));
       this.list(latent, names, (j) => reach(space, j), {
-        sd, title: `${latent.name}: ${latent.size} ${latent.size === 1 ? "entry" : "entries"}${latent.size > 1 && sd.length ? ", most used first" : ""}`,
+        sd, ...used, title: `${latent.name}: ${latent.size} ${latent.size === 1 ? "entry" : "entries"}${latent.size < 2 ? ""
+          : used.kl ? ", largest KL first" : sd.length ? ", largest spread of the codes first" : ""}`,
       });
     }
   }
 
-  // Sliders of a variable, those of the entries that vary most first.
-  list(variable, names, ends, { sd = [], title }) {
+  // Sliders of a variable: the entries with the largest KL come first, as in the checks, or those
+  // whose codes vary most.
+  list(variable, names, ends, { sd = [], kl = null, active = null, title }) {
     const { name, size, units } = variable;
-    const order = Array.from({ length: size }, (_, j) => j).sort((a, b) => (sd[b] ?? 0) - (sd[a] ?? 0));
+    const order = Array.from({ length: size }, (_, j) => j).sort((a, b) => (kl ? kl[b] - kl[a] : (sd[b] ?? 0) - (sd[a] ?? 0)));
     const list = h("div", { class: "slider-list" });
     this.inputs[name] = [];
     order.forEach((j, place) => {
@@ -220,14 +225,14 @@ export class Explorer {
           input: () => {
             const values = Float32Array.from(this.values[name] ?? new Float32Array(size));
             values[j] = Number(input.value);
-            this.set(name, values, { alone: !units, from: "Set by hand." });
+            this.set(name, values, { alone: !units, hand: names[j] });
           },
         },
       });
       this.inputs[name][j] = { input, shown };
-      const dead = sd.length && sd[j] < 0.05;
+      const dead = active ? !active[j] : sd.length && sd[j] < 0.05;
       list.append(h("label", { class: `slider${place >= 8 ? " more" : ""}${dead ? " dead" : ""}`,
-        title: sd.length ? `standard deviation of its codes ${number(sd[j], 3)}` : "" },
+        title: [kl ? `KL ${number(kl[j], 3)} nats` : "", sd.length ? `standard deviation of its codes ${number(sd[j], 3)}` : ""].filter(Boolean).join(", ") },
       h("span", {}, names[j]), input, shown));
     });
     this.sliders.append(h("details", { open: true }, h("summary", {}, title), list,
@@ -247,19 +252,26 @@ export class Explorer {
   }
 
   // Give a variable a value. With `alone`, latents that p draws given it follow from it.
-  set(name, value, { alone = false, from = null } = {}) {
+  // `from` says where all values come from now, `hand` what of the variable was set by hand.
+  set(name, value, { alone = false, from = null, hand = null, given = false, whole = false } = {}) {
     this.values[name] = value;
     this.shownRow = null;
     this.fixed.add(name);
     if (this.spaceOf[name]) this.about = name;
-    if (alone) for (const one of this.decoding.below(name)) this.fixed.delete(one);
-    if (from !== null) this.origin.textContent = from;
+    const below = alone ? [...this.decoding.below(name)] : [];
+    const freed = below.filter((one) => this.fixed.delete(one) && this.origin.isLatent(one));
+    if (hand !== null) this.origin.set(name, hand, { given, whole, freed });
+    if (from !== null) {
+      this.latentsDrawn = false;
+      this.origin.say(from);
+    }
     this.update();
   }
 
   release(name) {
     this.shownRow = null;
     this.fixed.delete(name);
+    this.origin.release(name);
     this.update();
   }
 
@@ -267,31 +279,35 @@ export class Explorer {
     this.decoding.seed++;
     this.shownRow = null;
     for (const { name } of this.variables.latents) this.fixed.delete(name);
-    this.origin.textContent = "A draw of the latents from p.";
-    this.update({ latentsDrawn: true });
+    this.latentsDrawn = true;
+    this.origin.say("A draw of the latents from p.", { drawn: true });
+    this.update();
   }
 
   // Show the codes of a row, with its classes and given variables.
   row(row, { values, unknown, about, partly }) {
     this.shownRow = row;
     this.about = about;
+    this.latentsDrawn = false;
     for (const { name } of this.variables.latents) this.fixed.delete(name);
     for (const [name, value] of Object.entries(values)) {
       this.values[name] = value;
       this.fixed.add(name);
     }
     const name = this.contents.name(row), left = this.variables.latents.filter((one) => !this.fixed.has(one.name)).map((one) => one.name);
-    this.origin.textContent = [
+    const own = Object.fromEntries(this.variables.given.filter((one) => one.categorical && values[one.name] && !unknown.includes(one.name))
+      .map((one) => [one.name, largest(Array.from(values[one.name]))]));
+    const held = this.variables.latents.filter((one) => this.fixed.has(one.name)).map((one) => one.name);
+    this.origin.say([
       partly ? `Only the first two principal components of ${partly} of ${name}: the page does not hold the others.`
         : `The latents of ${name}: posterior means, and most probable classes.`,
       left.length ? `The page does not hold ${left.join(", ")} of this row, so p chooses.` : "",
       ...unknown.map((one) => `The page does not hold ${one} of this row: ${usualWords(one, this.map.given[one])}.`),
-    ].filter(Boolean).join(" ");
+    ].filter(Boolean).join(" "), { held, row: name, own });
     this.update();
   }
 
-  update(options = {}) {
-    this.options = options;
+  update() {
     if (this.pending) return;
     this.pending = true;
     requestAnimationFrame(async () => {
@@ -301,10 +317,9 @@ export class Explorer {
   }
 
   async show() {
-    const drawn = Boolean(this.options?.latentsDrawn);
     let found;
     try {
-      found = await this.decoding.run(this.values, { fixed: this.fixed, draw: drawn || this.draw, about: this.about });
+      found = await this.decoding.run(this.values, { fixed: this.fixed, draw: this.latentsDrawn || this.draw, about: this.about });
     } catch (error) {
       this.found = null;
       clear(this.result).append(h("p", { class: "bad", role: "alert" }, `This could not be decoded: ${error.message}`));

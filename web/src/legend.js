@@ -55,7 +55,7 @@ function extremes(map, text, sign) {
       worst.length = Math.min(worst.length, 3);
     }
   }
-  return h("span", {}, `${text}: `, worst.map(([, row]) => h("button", { type: "button", class: "tiny", on: {
+  return h("span", { class: "buttons" }, `${text}: `, worst.map(([, row]) => h("button", { type: "button", class: "tiny", on: {
     click: () => map.pinRow(row),
   } }, `${map.contents.name(row)} (${colourNumber(colour, valueAt(colour, row), 4)})`)));
 }

@@ -67,9 +67,10 @@ export class MapPart {
     this.legend = h("div", { class: "legend" });
     this.note = h("p", { class: "quiet" });
     this.entryChoice = h("span", { class: "entries" });
+    this.colourChoice = select("Colour by", colours, this.colourName, (name) => this.showColour(name));
     this.toolbar = h("div", { class: "toolbar", role: "toolbar", "aria-label": "Map" },
       select("Show", views, this.viewKey, (key) => this.showView(key)), this.entryChoice,
-      select("Colour by", colours, this.colourName, (name) => this.showColour(name)),
+      this.colourChoice,
       h("div", { class: "buttons", role: "group", "aria-label": "Tool" }, TOOLS.map(([key, label, title]) =>
         h("button", { type: "button", dataset: { tool: key }, title, "aria-pressed": String(key === this.tool), on: { click: () => this.useTool(key) } }, label))),
       h("div", { class: "buttons" },
@@ -84,7 +85,7 @@ export class MapPart {
     this.inspector = h("div", { class: "panel inspector" }, h("h3", {}, "Row"),
       h("p", { class: "quiet" }, "Move over a point to see its row; click to keep it."));
     this.explorer = this.decoding.possible
-      ? new Explorer(map, this.contents, this.decoding, (values) => this.decodedAt(values)) : null;
+      ? new Explorer(map, this.contents, this.decoding, (values) => this.decodedAt(values), (name) => this.usage(name)) : null;
     this.selected = h("div", { class: "panel selection" });
     this.between = h("div", { class: "panel between" });
     const say = map.decoder.runs || this.explorer ? null
@@ -102,8 +103,14 @@ export class MapPart {
     new ResizeObserver(() => this.resize()).observe(this.frame);
   }
 
+  // {kl, active} of the entries of a latent, as far as the checks have measured them.
+  usage(name) {
+    const entries = this.run.checks?.latents?.find((one) => one.name === name)?.entries;
+    return { kl: entries?.kl?.array ?? null, active: entries?.active?.array ?? null };
+  }
+
   searchField() {
-    const input = h("input", { type: "search", placeholder: "number or text", "aria-label": "Find rows", on: {
+    const input = h("input", { type: "search", placeholder: "row 8, label 3, text", "aria-label": "Find rows", on: {
       keydown: (event) => { if (event.key === "Enter") search(this, input.value.trim()); },
     } });
     return h("label", { class: "field" }, h("span", {}, "Find"), input);
@@ -120,7 +127,7 @@ export class MapPart {
     this.space = this.map.spaces[this.spaceIndex];
     clear(this.entryChoice);
     if (j === "e") {
-      const names = Array.from({ length: this.space.size }, (_, k) => [k, `${this.space.latent ?? "entry "}${k + 1}`]);
+      const names = Array.from({ length: this.space.size }, (_, k) => [k, `${this.space.latent ?? "entry "}${k}`]);
       const choose = (which) => (value) => {
         const before = this.entries[which];
         this.entries[which] = Number(value);
@@ -181,7 +188,7 @@ export class MapPart {
     const origin = this.space.mean.map((value, k) => (k === a || k === b ? 0 : value));
     const name = this.space.latent ?? "entry ";
     return { kind: "entries", across: side(a), up: side(b), origin, axes: [axis(a), axis(b)],
-      x: `${name}${a + 1}`, y: `${name}${b + 1}`, note: "A decoded point has the mean code in all other entries." };
+      x: `${name}${a}`, y: `${name}${b}`, note: "A decoded point has the mean code in all other entries." };
   }
 
   rowOf(point) {
@@ -191,6 +198,7 @@ export class MapPart {
   showColour(name, quiet = false) {
     this.colourName = name;
     this.colour = this.map.colours.find((one) => one.name === name) ?? null;
+    this.colourChoice.querySelector("select").value = this.colour ? name : "";
     if (!quiet) this.context.state.set({ colour: name || "-" });
     Object.assign(this, { paintIndex: indexed(this.colour, this.points.count, this.rows) });
     this.drawLegend();
@@ -512,9 +520,9 @@ export class MapPart {
   // Selections -----------------------------------------------------------------------------------
 
   // The only place that changes the selection: what is drawn, listed and saved, and its `key` in the
-  // address, are one. `message` is said instead of a selection.
-  select(mask, count, what, { key = {}, polygon = null, note = "", message = "" } = {}) {
-    this.selection = count ? { mask, count, what, note, polygon, of: this.viewName(), space: this.spaceIndex } : null;
+  // address, are one. `message` is said instead of a selection; `own` is the column that defines it.
+  select(mask, count, what, { key = {}, polygon = null, note = "", message = "", own = null } = {}) {
+    this.selection = count ? { mask, count, what, note, polygon, own, of: this.viewName(), space: this.spaceIndex } : null;
     this.message = this.selection ? "" : message;
     this.context.state.set({ lasso: null, in: null, select: null, ...(this.selection ? key : {}) });
     announce(message || `${plural(count, "point")} selected`);
@@ -571,7 +579,7 @@ export class MapPart {
         count++;
       }
     }
-    this.select(mask, count, `${name} ${levels[level] ?? "unknown"}`, { key: { select: `class:${name}:${level}` } });
+    this.select(mask, count, `${name} ${levels[level] ?? "unknown"}`, { key: { select: `class:${name}:${level}` }, own: name });
   }
 
   selectRows(rows, what, more) {

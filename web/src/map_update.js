@@ -99,9 +99,10 @@ function carryDecoded(before, after, pinned) {
     if (old.fixed.has(name)) now.fixed.add(name);
     else now.fixed.delete(name);
   }
-  now.origin.textContent = old.origin.textContent;
+  now.latentsDrawn = old.latentsDrawn;
+  now.origin.take(old.origin);
   carryForm(old.controls, now.controls);
-  if (touched || old.found) now.update(old.options);
+  if (touched || old.found) now.update();
 }
 
 // Texts and choices of controls, and which details are open.

@@ -22,7 +22,8 @@ const ORDER = Object.keys(TITLES);
 const GROUPS = {
   summary: ["comparison", "curves", "model"],
   map: ["map", "clusters", "sequences"],
-  checks: ["findings", "latents", "evidence", "calibration", "check", "curves"], // log p(x) is a line in the curves
+  // log p(x) is a line in the curves, and a dead class has no clusters
+  checks: ["findings", "clusters", "latents", "evidence", "calibration", "check", "curves"],
 };
 
 /**

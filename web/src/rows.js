@@ -4,6 +4,8 @@ import { h, s, number, css } from "./dom.js";
 import { inUnits, valueAt, valuesOf } from "./data.js";
 import { inkAndPaper, classColour, rgb } from "./colours.js";
 
+const LINES = 6; // most entries of a sequence that are lines, not an image
+
 // Contents of the rows of a map, by position.
 export class Contents {
   constructor(map) {
@@ -53,7 +55,7 @@ export class Contents {
 
   // One variable of a row, or of what p decodes, in the units of the data.
   drawing(variable, values, { size = 160, mark = null, label = variable.name } = {}) {
-    if (variable.timed) return sequence(variable, values, { size, mark, label });
+    if (variable.timed) return withNames(sequence(variable, values, { size, mark, label }), variable.columns, variable.shape.at(-1));
     if (variable.image) return image(values, variable.image, size, label);
     if (variable.classes) return levels(variable.name, values.map((_, k) => `${k}`), values);
     return table(variable.columns ?? [variable.name], values);
@@ -215,7 +217,7 @@ export function sequence(variable, values, { size = 160, mark = null, start = nu
   let steps = values.length / d;
   const missing = (t) => values.subarray(t * d, (t + 1) * d).every(Number.isNaN);
   while (steps > 1 && missing(steps - 1)) steps--;
-  if (d > 6) {
+  if (d > LINES) {
     const flat = new Float64Array(steps * d);
     let low = Infinity, high = -Infinity;
     for (let i = 0; i < steps * d; i++) {
@@ -234,6 +236,16 @@ export function sequence(variable, values, { size = 160, mark = null, start = nu
     return box;
   }
   return lines([{ values, steps, d }], { size, mark, start, names: variable.columns });
+}
+
+// A drawing of lines with the names of its entries.
+export function withNames(drawing, names, d) {
+  if (d < 2 || d > LINES || !names) return drawing;
+  return h("div", { class: "named-lines" }, drawing, h("div", { class: "legend" }, Array.from({ length: d }, (_, j) => {
+    const dot = h("span", { class: "dot" });
+    dot.style.setProperty("background", rgb(classColour(j)));
+    return h("span", { class: "entry" }, dot, names[j] ?? `${j}`);
+  })));
 }
 
 export function lines(curves, { size = 160, mark = null, start = null, names = null, label = "" } = {}) {

@@ -24,10 +24,10 @@ export function selectionPanel(panel, map) {
     selection.note ? `${selection.note} ` : "",
     h("button", { type: "button", class: "tiny", on: { click: () => map.clearSelection() } }, "clear"), " ",
     h("button", { type: "button", class: "tiny", title: "Save the selected rows as CSV", on: { click: () => map.saveSelection() } }, "save as CSV")));
-  const found = differences(map, rows);
+  const found = differences(map, rows).filter((one) => one.of !== selection.own);
   if (found.length) {
     panel.append(h("table", { class: "cells" },
-      h("caption", {}, "What they share, against the other rows; largest differences first"),
+      h("caption", {}, "What they share, against the other rows; largest differences first. In brackets: the most common other level"),
       h("thead", {}, h("tr", {}, ["", "selected", "others", "effect size"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, found.slice(0, SHOWN).map(({ name, mine, theirs, effect }) => h("tr", {},
         h("th", { scope: "row" }, name), h("td", {}, mine), h("td", {}, theirs), h("td", {}, effect))))));
@@ -79,10 +79,12 @@ export function differences(map, rows) {
         const gap = Math.abs(counts[1][k] / sums[1] - counts[0][k] / sums[0]);
         if (gap > most) [best, most] = [k, gap];
       });
-      const shares = [1, 0].map((side) => counts[side][best] / sums[side]);
+      const next = runnerUp(counts[1], best);
+    const shares = [1, 0].map((side) => counts[side][best] / sums[side]);
       // Cohen's h puts differences of shares on the scale of those of means.
       const effect = 2 * Math.asin(Math.sqrt(shares[0])) - 2 * Math.asin(Math.sqrt(shares[1]));
-      found.push({ name: `${one.name} = ${one.levels[best]}`, mine: `${number(100 * shares[0], 3)} %`,
+      found.push({ name: `${one.name} = ${one.levels[best]}`, of: one.name,
+        mine: `${number(100 * shares[0], 3)} %${next < 0 ? "" : ` (${one.levels[next]}: ${number((100 * counts[1][next]) / sums[1], 2)} %)`}`,
         theirs: `${number(100 * shares[1], 3)} %`, effect: signed(effect), size: Math.abs(effect) });
       continue;
     }
@@ -99,9 +101,16 @@ export function differences(map, rows) {
     if (n[0] < 2 || n[1] < 1) continue;
     const sd = Math.sqrt((squares[0] + squares[1]) / Math.max(1, n[0] + n[1] - 2));
     const effect = sd > 0 ? (sum[1] - sum[0]) / sd : 0;
-    found.push({ name: one.name, mine: number(sum[1], 4), theirs: number(sum[0], 4), effect: `${signed(effect)} sd`, size: Math.abs(effect) });
+    found.push({ name: one.name, of: one.name, mine: number(sum[1], 4), theirs: number(sum[0], 4), effect: `${signed(effect)} sd`, size: Math.abs(effect) });
   }
   return found.sort((a, b) => b.size - a.size);
+}
+
+// The most common level but one that is named already; −1 if there is no other.
+function runnerUp(counts, named) {
+  let found = -1;
+  counts.forEach((count, k) => { if (k !== named && count > 0 && (found < 0 || count > counts[found])) found = k; });
+  return found;
 }
 
 const signed = (value) => `${value > 0 ? "+" : ""}${number(value, 2)}`;

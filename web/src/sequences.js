@@ -1,8 +1,10 @@
 // Sequences: the path of a row through latent space, its latents over time, and continuations.
 import { h } from "./dom.js";
 import { valuesOf } from "./data.js";
-import { lines, sequence } from "./rows.js";
+import { lines, sequence, withNames } from "./rows.js";
 import { pictureOf, pictureTools } from "./export.js";
+
+const PICTURES = 4; // most continuations of a row that are images
 
 // The points of a row in the order of its steps, as a path of the map.
 export function pathOf(map, row) {
@@ -30,17 +32,23 @@ function continuations(map, found) {
   const variable = map.contents.variables.find((one) => one.name === found.variable);
   const [rows, draws, steps, d] = found.shape;
   const at = (r, k) => valuesOf(found.numbers, (r * draws + k) * steps * d, steps * d);
+  const given = (r) => valuesOf(found.data, r * steps * d, steps * d);
   const shown = Array.from({ length: rows }, (_, r) => {
     const curves = Array.from({ length: draws }, (_, k) => ({ values: at(r, k), steps, d, faint: true, from: found.start - 1 }));
     const past = { values: at(r, 0).slice(0, found.start * d), steps: found.start, d };
-    const true_ = { values: valuesOf(found.data, r * steps * d, steps * d), steps, d, dashed: true, from: found.start - 1 };
-    const picture = d <= 6 ? lines([...curves, past, true_], { size: 130, start: found.start - 1, names: variable?.columns, label: `row ${found.rows[r]} with ${draws} continuations` })
-      : h("div", { class: "strip" }, Array.from({ length: Math.min(4, draws) }, (_, k) =>
-        sequence({ shape: [0, steps, d], columns: variable?.columns }, at(r, k), { size: 90, mark: found.start - 0.5, label: `continuation ${k + 1} of ${nameOf(map, found.rows[r])}` })));
+    const true_ = { values: given(r), steps, d, dashed: true, from: found.start - 1 };
+    const heat = (values, text, label) => h("div", { class: "tile" },
+      sequence({ shape: [0, steps, d], columns: variable?.columns }, values, { size: 90, mark: found.start - 0.5, label: `${label} of ${nameOf(map, found.rows[r])}` }),
+      h("span", { class: "quiet" }, text));
+    const picture = d <= 6 ? withNames(lines([...curves, past, true_], { size: 130, start: found.start - 1, names: variable?.columns, label: `row ${found.rows[r]} with ${draws} continuations` }), variable?.columns, d)
+      : h("div", { class: "strip" }, heat(given(r), "data", "data"),
+        Array.from({ length: Math.min(PICTURES, draws) }, (_, k) => heat(at(r, k), `draw ${k}`, `continuation ${k}`)));
     return h("div", { class: "tile wide" }, picture, h("span", { class: "quiet" }, nameOf(map, found.rows[r])));
   });
   const figure = h("figure", { class: "picture" }, h("div", { class: "strip" }, shown),
-    h("figcaption", {}, `Continuations: up to step ${found.start - 1} the data, from there on ${draws} draws of p${d <= 6 ? "; the dashed line is what the data did" : ""}. The latents before the line are drawn from the posterior given the past.`));
+    h("figcaption", {}, `Continuations: up to step ${found.start - 1} the data, from there on draws of p, ${d <= 6
+      ? `${draws} of each row; the dashed line is what the data did`
+      : `${Math.min(PICTURES, draws)} of each row${draws > PICTURES ? ` (the CSV has ${draws})` : ""}; the first picture is the data themselves, and the dashed line is where the draws begin`}. The latents before the line are drawn from the posterior given the past.`));
   pictureTools(figure, { name: "continuations", png: () => pictureOf(figure), csv: () => ({ columns: ["row", "draw", "step", "entry", "value"],
     rows: Array.from({ length: rows * draws }, (_, rk) => [...at(Math.floor(rk / draws), rk % draws)].map((v, i) =>
       [nameOf(map, found.rows[Math.floor(rk / draws)]), rk % draws, Math.floor(i / d), i % d, v])).flat() }) });
@@ -63,7 +71,7 @@ function latentPaths(map, spaces) {
       byRow.get(row).push(i);
     }
     const some = [...byRow.values()].slice(0, 20);
-    const entry = (k) => (size === 1 ? space.latent : `${space.latent}${k + 1}`);
+    const entry = (k) => (size === 1 ? space.latent : `${space.latent}${k}`);
     return Array.from({ length: shown }, (_, k) => h("div", { class: "tile wide" },
       lines(some.map((points) => ({ values: points.map((i) => space.codes.array[i * size + k]), steps: points.length, d: 1, faint: true })),
         { size: 130, label: `${entry(k)} over time, ${some.length} rows` }), h("span", { class: "quiet" }, entry(k))));

@@ -18,6 +18,7 @@ from aevb.training.settings import penalties_of
 from aevb.training.warning_signs import fall, fell_back
 
 FELL = 0.01  # fraction of the whole rise of the validation bound, lost since its best value
+AHEAD, SHARE = 1.0, 0.05  # training is ahead by more nats, and by more of the validation bound
 NATS = 0.5  # and the loss in nats that is too small to report
 
 
@@ -74,16 +75,19 @@ def _over_fitting(run: Run) -> list[Finding]:
             "patience=…, dropout, smaller networks, more data."
         )
         return [Finding("warning", "over-fitting", "run", text, figures, remedy)]
-    return [
-        Finding(
-            "ok",
-            "over-fitting",
-            "run",
-            f"Not over-fitted: validation {objective}{last:.2f} nats, best "
-            f"{best.value:.2f}{ahead}.",
-            figures,
+    better = figures.get("training", -math.inf) - last
+    if better > max(AHEAD, SHARE * abs(last)):
+        fell = "has not fallen" if lost <= 0 else "has hardly fallen"
+        text = (
+            f"Not over-fitted: validation {objective}{last:.2f} nats {fell} (best "
+            f"{best.value:.2f} at step {best.step:,}). Training is {better:.1f} nats better: more "
+            f"data or dropout may still help."
         )
-    ]
+    else:
+        text = (
+            f"Not over-fitted: validation {objective}{last:.2f} nats, best {best.value:.2f}{ahead}."
+        )
+    return [Finding("ok", "over-fitting", "run", text, figures)]
 
 
 def _fall(run: Run) -> list[Finding]:

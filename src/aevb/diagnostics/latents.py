@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torch import Tensor
+
 from aevb.diagnostics.causes import Dependence, Reach
 from aevb.diagnostics.finding import Finding
 from aevb.diagnostics.usage import ACTIVE, CARRIES, Usage
 from aevb.model import Model
 
 OFFERS = 0.1  # p needs a latent if knowing it could add this many nats per example to the rest
+
+NAMED = 10  # most entries that are listed by name
 
 
 def judge(
@@ -62,7 +66,7 @@ def judge(
     if unused:
         text = (
             f"{carried}; {unused} of its {d} entries {'are' if unused > 1 else 'is'} not used "
-            f"(activity below {ACTIVE})."
+            f"({_which(name, inactive)}activity below {ACTIVE})."
         )
         remedy = f"This does no harm: {name} of size {d - unused} may do as well."
         findings.append(Finding("note", "unused entries", name, text, figures, remedy))
@@ -77,6 +81,18 @@ def judge(
             )
         )
     return findings
+
+
+def _which(name: str, inactive: Tensor | None) -> str:
+    """The names of the unused entries, or of the used ones if those are few."""
+    if inactive is None:
+        return ""
+    off, on = (
+        [f"{name}{j}" for j in mask.nonzero()[:, 0].tolist()] for mask in (inactive, ~inactive)
+    )
+    if len(off) <= NAMED:
+        return f"{', '.join(off)}; "
+    return f"all but {', '.join(on)}; " if len(on) <= NAMED else ""
 
 
 def misled(name: str, relies: Dependence, figures: Mapping[str, Any]) -> list[Finding]:

@@ -30,10 +30,12 @@ from aevb.estimate.keys import STEPS, is_mask, real_steps, variable_of
 from aevb.estimate.places import Placed, places_of
 from aevb.evidence import Evidence, curve, log_evidence
 from aevb.evidence.exact import why_not_exact
+from aevb.evidence.weights import reliable_shape
 from aevb.model import Model
 from aevb.page.measures import work_of
 from aevb.page.packing import pack
 from aevb.predictive import predictive_check
+from aevb.predictive.check import Comparison
 from aevb.predictive.replicate import as_array, some_rows
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.declarations import PART
@@ -435,10 +437,19 @@ def _evidence(found: Evidence) -> dict[str, Any]:
         "between": plain(float(values.std(ddof=1)) / math.sqrt(n)) if n > 1 else None,
         "method": found.method,
         "rows": n,
+        "untrusted": _untrusted(found),
         "notes": list(found.notes),
         "values": pack(values, "f4"),
         "histogram": histogram(values, EVIDENCE_BINS),
     }
+
+
+def _untrusted(found: Evidence) -> int:
+    """The number of rows whose estimate a few samples carry, which is then too low."""
+    khat, samples = found.diagnostics.get("khat"), found.diagnostics.get("samples")
+    if not isinstance(khat, Tensor) or not isinstance(samples, int):
+        return 0
+    return int(((khat > reliable_shape(samples)) & found.value.isfinite()).sum())
 
 
 def histogram(values: np.ndarray, bins: int) -> dict[str, Any] | None:
@@ -502,8 +513,15 @@ def _predictive(model: Model, data: Mapping[str, Any], most: int, seed: int) -> 
                 "replicates": pack(one.replicates, "f4"),
             }
             for one in found.comparisons
+            if not _is_constant(one)
         ],
     }
+
+
+def _is_constant(found: Comparison) -> bool:
+    """Whether data and replicates cannot differ: entries of a one-hot vector always sum to 1."""
+    spread = np.abs(found.replicates - found.observed).max(initial=0.0)
+    return bool(spread <= 1e-6 * max(1.0, abs(found.observed)))
 
 
 def plain(value: Any) -> Any:

@@ -50,7 +50,7 @@ def spaces(
         spec, d = graph.rule("p", name).spec, code.shape[-1]
         if spec.categorical:
             continue
-        names = (name,) if d == 1 else tuple(f"{name}{j + 1}" for j in range(d))
+        names = (name,) if d == 1 else tuple(f"{name}{j}" for j in range(d))
         space = _timed(name, code, seed) if code.ndim == 3 else Space(name, code)
         found.append(
             replace(

@@ -14,6 +14,7 @@ import torch
 
 from aevb.data.datasets import Recipe
 from aevb.data.units import densities_note, statistics_note
+from aevb.estimate.keys import LENGTHS, STEPS
 from aevb.model import Model
 from aevb.page.checks import checks
 from aevb.page.clusters import pack_clusters
@@ -112,10 +113,21 @@ def section(
 def _summary(opened: Opened, *, live: bool) -> dict[str, Any]:
     known = (opened.history, opened.run, opened.recipe, opened.notes)
     try:
-        return summary(opened.model, *known, live=live)
+        return summary(opened.model, *known, longest=_longest(opened), live=live)
     except Exception as error:
         rest = summary(None, *known, live=live)
         return rest | {"problems": [f"The model cannot be shown: {reason_of(error)}"]}
+
+
+def _longest(opened: Opened) -> int | None:
+    """The number of real steps of the longest row; None without lengths."""
+    parts = [split.data for split in opened.subject.splits] if opened.subject else []
+    if parts and all(LENGTHS in data for data in parts):
+        return max(int(np.max(data[LENGTHS], initial=0)) for data in parts)
+    if parts and all(STEPS in data for data in parts):
+        real = (np.asarray(data[STEPS], bool) for data in parts)
+        return max(int(steps.sum(1).max(initial=0)) for steps in real)
+    return None
 
 
 def reason_of(error: Exception) -> str:

@@ -22,11 +22,13 @@ def summary(
     recipe: Recipe | None = None,
     notes: tuple[str, ...] = (),
     *,
+    longest: int | None = None,
     live: bool = False,
 ) -> dict[str, Any]:
     """Return the model, its derivation, the settings, and the history of a run.
 
-    ``rows`` are those of ``metrics.jsonl``; ``notes`` are sentences about the data. ``live``: the
+    ``rows`` are those of ``metrics.jsonl``; ``notes`` are sentences about the data. ``longest``
+    is the number of steps of the longest row, without padding, if it is known. ``live``: the
     page gets the rows as they are written, so that the curves have only what is known besides them.
     """
     phases = run.phases if run is not None else []
@@ -35,7 +37,7 @@ def summary(
         "model": None if model is None else _model(model, run),
         "curves": curves([] if live else rows, phases, judge=judge) if rows else None,
         "settings": [] if run is None else _settings(run.settings),
-        "data": _data(recipe),
+        "data": _data(recipe, longest),
         "steps": None if run is None else run.step,
         "seconds": None if run is None else run.seconds,
         "notes": list(notes),
@@ -80,7 +82,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _data(recipe: Recipe | None) -> list[list[str]]:
+def _data(recipe: Recipe | None, longest: int | None) -> list[list[str]]:
     """Where the rows came from and how they were prepared, as pairs of a name and a text."""
     if recipe is None:
         return []
@@ -90,6 +92,6 @@ def _data(recipe: Recipe | None) -> list[list[str]]:
         "validation": recipe.validation and Path(recipe.validation).name,
         "held out": f"{100 * recipe.hold_out:.3g} % of the rows" if recipe.hold_out else None,
         "missing cells": ", ".join(map(str, recipe.missing)) if recipe.missing else None,
-        "steps of the longest sequence": recipe.steps,
+        "steps of the longest sequence": recipe.steps if longest is None else longest,
     }
     return [[name, str(value)] for name, value in found.items() if value is not None]
