@@ -31,11 +31,11 @@ CHECKED := $(addprefix tests/, \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
 .PHONY: test check lint bundle browser web reproduce compiler-tests clean
-# The processes of a live page give way to all others, so its tests run alone.
+# The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py
 test: $(VENV)/ready lint bundle browser
 	$(PYTEST) --ignore=$(LIVE)
-	$(BIN)/python -m pytest $(LIVE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load $(LIVE)
 
 check: $(VENV)/ready lint
 	$(PYTEST) $(CHECKED)
