@@ -14,7 +14,7 @@ import torch
 
 from aevb import Bernoulli, fit, zoo
 from aevb.runtime import contention
-from aevb.runtime.contention import CONTENDED, FREE, QUIET, Policy, can_start, sharing_cores, waited
+from aevb.runtime.contention import Policy, can_start, sharing_cores, waited
 
 linux = pytest.mark.skipif(
     not contention.SCHEDSTAT, reason="the scheduler's statistics are Linux's"
@@ -50,19 +50,32 @@ def names():
 
 
 def test_a_team_is_held_while_cores_are_contended_and_a_while_longer(policy):
-    policy.follow(CONTENDED / 2)
-    assert not held
-    for _ in range(3):
-        policy.follow(2 * CONTENDED)
-        assert len(held) == 1
-    for _ in range(QUIET - 1):
-        policy.follow(FREE / 2)
-    policy.follow((FREE + CONTENDED) / 2)  # neither contended nor free: the count begins again
-    for _ in range(QUIET - 1):
-        policy.follow(FREE / 2)
+    policy.follow(0.0, 0.02)
+    for _ in range(4):
+        policy.follow(0.6, 0.1)
     assert len(held) == 1
-    policy.follow(FREE / 2)
+    for _ in range(2):
+        policy.follow(0.0, 0.1)
+    assert len(held) == 1
+    for _ in range(12):
+        policy.follow(0.0, 0.1)
     assert not held
+
+
+def test_a_first_measurement_of_contention_stops_the_spinning_at_once(policy):
+    policy.follow(0.5, 0.02)
+    assert len(held) == 1
+    policy.begin()  # another run begins, on free cores
+    policy.follow(0.0, 0.02)
+    assert not held
+
+
+def test_short_waits_do_not_stop_the_spinning(policy):
+    """A process that takes a core for 30 ms, twice a second, costs less than not to spin."""
+    for _ in range(20):
+        for share in (0.0, 0.3, 0.0, 0.0, 0.0):
+            policy.follow(share, 0.1)
+            assert not held
 
 
 def test_no_team_where_the_system_allows_no_more_threads(policy, monkeypatch):
@@ -72,10 +85,10 @@ def test_no_team_where_the_system_allows_no_more_threads(policy, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         assert not can_start(2)
-        policy.follow(1.0)
+        policy.follow(1.0, 0.1)
     assert not held
     assert can_start(2)
-    policy.follow(1.0)
+    policy.follow(1.0, 0.1)
     assert len(held) == 1
 
 

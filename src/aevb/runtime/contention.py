@@ -14,23 +14,25 @@ before, so results stay the same to the last bit.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
 
-# Seconds until the first measurement, and its limit of contention. The limit is higher than
-# CONTENDED, because so short a measurement is noisy.
-FIRST, AT_FIRST = 0.02, 0.25
+FIRST = 0.02  # seconds until the first measurement
 PERIOD = 0.1  # seconds between two measurements
 ALL = 0.93  # a process that used this share of the cores' time counts as having used all of it
 LINGER = 1.0  # seconds that teams are held after the last context: another one may follow
 COST = 500  # the pause between two measurements is at least COST times the time of one
-# If a thread of this process waits for a core for a larger share of the time, threads do not spin.
-CONTENDED = 0.1
-FREE = 0.02  # below this share the cores are free
-QUIET = 10  # measurements in a row below FREE until threads spin again
+# Threads that do not spin take about twice as long for small operations on free cores, and a fifth
+# of the time on contended ones. So they stop spinning if a thread of this process has waited for a
+# core for a good part of the last half second, and not because another process took some
+# milliseconds: the mean over a window is compared with both limits.
+WINDOW = 0.5  # seconds, the time constant of the mean
+CONTENDED = 0.25  # above this share of the time, threads stop spinning
+FREE = 0.05  # below this share, they spin again
 
 TASKS = "/proc/self/task"
 # Linux has this file, unless it was built without it. Elsewhere nothing is measured.
@@ -94,21 +96,17 @@ watch = Watch()
 
 def _follow(left: Event, policy: Policy) -> None:
     """Measure contention, and hold or release teams, until ``left`` is set."""
-    before, began, used, pause, limit = (
-        waited(),
-        time.perf_counter(),
-        time.process_time(),
-        FIRST,
-        AT_FIRST,
-    )
+    policy.begin()
+    before, began, used, pause = waited(), time.perf_counter(), time.process_time(), FIRST
     while not left.wait(pause):
         start = time.thread_time()
         now, at, using = waited(), time.perf_counter(), time.process_time()
         longest = max((now[task] - before[task] for task in now if task in before), default=0)
         # If the process used all cores, its threads waited only for each other.
-        cores = (using - used) / (at - began)
-        policy.follow(0.0 if cores > ALL * CORES else longest / 1e9 / (at - began), limit)
-        before, began, used, limit = now, at, using, CONTENDED
+        seconds = at - began
+        all_used = using - used > ALL * CORES * seconds
+        policy.follow(0.0 if all_used else longest / 1e9 / seconds, seconds)
+        before, began, used = now, at, using
         pause = max(PERIOD, COST * (time.thread_time() - start))
 
 
@@ -125,25 +123,28 @@ def waited() -> dict[str, int]:
 
 
 class Policy:
-    """Hold idle teams from the first contended measurement until the cores are free again.
-
-    The cores must be free for QUIET measurements in a row.
-    """
+    """Hold idle teams while the mean share of waiting is high, until it is low again."""
 
     def __init__(self) -> None:
         self.teams: list[IdleTeam] = []
-        self.quiet = 0
+        self.mean: float | None = None
 
-    def follow(self, share: float, limit: float = CONTENDED) -> None:
-        """Take a measurement into account; cores are contended if ``share`` exceeds ``limit``.
+    def begin(self) -> None:
+        """Forget the mean: nothing was measured for a while."""
+        self.mean = None
 
-        ``share`` is that of the thread that waited longest: the share of the time since the last
-        call in which it waited for a core.
+    def follow(self, share: float, seconds: float) -> None:
+        """Take into account that a thread waited for a core for ``share`` of the last ``seconds``.
+
+        The thread is the one that waited longest. The first measurement is the first mean, so a
+        short run beside busy processes stops spinning at once.
         """
-        self.quiet = self.quiet + 1 if share < FREE else 0
-        if share > limit and not self.teams:
+        if self.mean is None:
+            self.mean = share
+        self.mean += (share - self.mean) * (1 - math.exp(-seconds / WINDOW))
+        if self.mean > CONTENDED and not self.teams:
             self.teams = [IdleTeam(library) for library in openmp() if can_start(surplus(library))]
-        elif self.quiet >= QUIET:
+        elif self.mean < FREE:
             self.release()
 
     def release(self) -> None:
