@@ -40,10 +40,11 @@ def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
     table of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or
     words; a cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is
     missing (null). ``null``, ``None`` and ``?`` are missing too, except in columns of words, where
-    they may be levels. Amounts such as ``$1,234.50`` and ``12 %``, and dates such as ``01.03.2024``, stay
-    words. Whole numbers are words if some have leading zeros (00123). Blanks around words are
-    removed. The metadata of a column of words count its cells that a word made missing:
-    ``missing words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named 1, 2, ….
+    they may be levels. Amounts such as ``$1,234.50`` and ``12 %``, and dates such as
+    ``01.03.2024``, stay words. Whole numbers are words if some have leading zeros (00123). Blanks
+    around words are removed. The metadata of a column of words count its cells that a word made
+    missing: ``missing words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named
+    1, 2, ….
 
     Args:
         path: A text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files.
