@@ -20,7 +20,7 @@ CHUNK = 2000  # compute the distances of this many rows to all others at a time,
 def deskew(images: Tensor) -> Tensor:
     """Centre images on their mass, and shear each until its second moment xy is 0.
 
-    Args:
+    Arguments:
         images: Grey levels [N, height, width]; 0 is background.
 
     Returns:
@@ -51,7 +51,7 @@ def deskew(images: Tensor) -> Tensor:
 def principal(rows: Tensor, components: int) -> Tensor:
     """Project rows onto their leading principal components.
 
-    Args:
+    Arguments:
         rows: The rows [N, d].
         components: Number of components; at most d are used.
 
@@ -77,7 +77,7 @@ def graph_partition(
     local scale of each row. k-means clusters the leading eigenvectors of the graph, for several
     numbers of eigenvectors and several restarts. The partition with the smallest cut is kept.
 
-    Args:
+    Arguments:
         rows: The rows [N, d].
         classes: Number of classes.
         neighbours: Number of neighbours of a row in the graph.
@@ -116,7 +116,7 @@ def spread_labels(
     In each round, a row's scores become the weighted mean of its neighbours' scores, with a share
     for its own label. The labels of each class have the same total weight.
 
-    Args:
+    Arguments:
         rows: The rows [N, d].
         labels: Class numbers [N], −1 where unknown.
         classes: Number of classes.

@@ -25,7 +25,7 @@ MOST_MADE = 20  # tensors created while building, per tensor of weights and per 
 def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
     """Build a new model from :meth:`aevb.Model.declaration`.
 
-    Args:
+    Arguments:
         declaration: The declaration.
         custom: Your own classes that are not registered.
 
@@ -46,7 +46,7 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
 
     Loading unpickles nothing and imports nothing.
 
-    Args:
+    Arguments:
         path: The folder.
         custom: Your own classes that are not registered.
 

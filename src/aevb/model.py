@@ -41,7 +41,7 @@ class Model(DeclaredModel):
 
     Declare the two factorizations; the bound, its estimator and their derivation follow.
 
-    Args:
+    Arguments:
         p: The factors of the generative model: "variable | parents" → conditional.
         q: The factors of the approximate posterior of the latents, in the same notation.
         given: The sizes of the variables that are only conditioned on, by name.
@@ -106,7 +106,7 @@ class Model(DeclaredModel):
 
         Frozen parameters (``requires_grad_(False)``) are copied and frozen in the new model too.
 
-        Args:
+        Arguments:
             seed: Decides the initial weights.
 
         Returns:
@@ -144,7 +144,7 @@ class Model(DeclaredModel):
         r"""Explain the estimator: its formula, and for each latent how its term is computed and
         why.
 
-        Args:
+        Arguments:
             **choices: ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in
                 :meth:`elbo`, and ``clamped`` and ``partial``, the variables that the data hold in
                 all rows or with missing entries.
@@ -195,7 +195,7 @@ class Model(DeclaredModel):
         Missing entries (NaN) leave the likelihood; those that p reads (its own past) are drawn from
         p.
 
-        Args:
+        Arguments:
             how: Overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
             bound: "elbo"; "iwae", the importance-weighted bound; or "particles", the bound of a
                 particle filter, for sequences.
@@ -279,7 +279,7 @@ class Model(DeclaredModel):
           from p;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
-        Args:
+        Arguments:
             method: See above.
             samples: The number of draws, chains or particles.
             seed: Decides the draws; None uses torch's global generator.
@@ -320,7 +320,7 @@ class Model(DeclaredModel):
         member is found by gradient ascent from the encoder's output; the encoder's output is kept
         if the ascent does not clearly improve it. Both bounds are then estimated with fresh draws.
 
-        Args:
+        Arguments:
             iterations: The number of steps of gradient ascent.
             samples: The number of fresh draws.
             method: The method of the evidence, as in :meth:`log_evidence`.
@@ -354,7 +354,7 @@ class Model(DeclaredModel):
     ) -> dict[str, Tensor]:
         """Draw ancestral samples of all variables.
 
-        Args:
+        Arguments:
             n: The number of rows.
             steps: The number of steps of a sequence.
             mean: Whether an observed variable is the mean of its conditional instead of a draw.
@@ -404,7 +404,7 @@ class Model(DeclaredModel):
         instance after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the
         exact posterior; if that is unknown, this raises an error.
 
-        Args:
+        Arguments:
             samples: The number of draws of the other latents that a marginal averages over.
             seed: Decides the draws; None uses torch's global generator.
             method: "auto", "q" or "exact".
@@ -440,7 +440,7 @@ class Model(DeclaredModel):
 
         The latents are drawn once from the posterior. To fill missing cells, use :meth:`impute`.
 
-        Args:
+        Arguments:
             mean: Whether the result is p's mean; otherwise it is a draw.
             seed: Decides the draws; None uses torch's global generator.
             method: The posterior, as in :meth:`posterior`.
@@ -478,7 +478,7 @@ class Model(DeclaredModel):
         p are weighted by a particle filter, so that a gap is filled given the data before and after
         it.
 
-        Args:
+        Arguments:
             samples: The number of draws.
             seed: Decides the draws; None uses torch's global generator.
             method: The posterior, as in :meth:`posterior`.
@@ -536,7 +536,7 @@ class Model(DeclaredModel):
         otherwise a particle filter with q as proposal runs to the end of the past, and p continues
         ``samples`` of its particles. "q" draws the past's latents from q.
 
-        Args:
+        Arguments:
             steps: The number of steps.
             samples: The number of joint draws.
             given: The future of given variables with a time axis, ``given={"u": u}`` of shape
@@ -585,7 +585,7 @@ class Model(DeclaredModel):
         ``method="auto"`` is exact where the evidence is exact, otherwise a particle filter with q
         as proposal. "q" is q's own belief, if q reads no later data.
 
-        Args:
+        Arguments:
             samples: The number of particles, or of draws of q.
             method: "auto", "exact", "particles" or "q".
             seed: Decides the draws; None uses torch's global generator.
@@ -628,7 +628,7 @@ class Model(DeclaredModel):
         latents, otherwise they are the lines of the last particles; ``why`` of the result says
         which. "q" is q's posterior, which smooths only if q reads later data.
 
-        Args:
+        Arguments:
             samples: The number of particles, or of draws of q.
             method: As in :meth:`filter`.
             seed: As in :meth:`filter`.
@@ -658,7 +658,7 @@ class Model(DeclaredModel):
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """Compute log p of a complete assignment.
 
-        Args:
+        Arguments:
             steps: Marks the real steps of ragged sequences, [N, T].
             lengths: The number of steps of each ragged sequence, [N].
             **assignment: A value for every stochastic and every given variable, by name.
@@ -733,7 +733,7 @@ class Model(DeclaredModel):
         The files are ``model.json`` (the declaration), ``weights.safetensors`` and
         ``manifest.json`` (their hashes). :func:`aevb.load` reads them.
 
-        Args:
+        Arguments:
             path: The folder.
 
         >>> import tempfile

@@ -46,7 +46,7 @@ def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
     missing: ``missing words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named
     1, 2, ….
 
-    Args:
+    Arguments:
         path: A text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files.
         missing: Further texts that mark missing cells of a text table, as it writes them, except in
             columns of words.

@@ -47,7 +47,7 @@ class Fresh:
     def draw(self, levels: Tensor, uniform: Tensor) -> Tensor:
         """Draw rows from their grey levels.
 
-        Args:
+        Arguments:
             levels: The grey levels of the rows.
             uniform: As many numbers, uniform on [0, 1).
 
@@ -66,7 +66,7 @@ class Fresh:
     def middle(self, levels: np.ndarray, first_row: int | None = None) -> np.ndarray:
         """Return a possible value of a draw, for checks.
 
-        Args:
+        Arguments:
             levels: The grey levels of some rows.
             first_row: The number of the first of these rows in their file, for messages.
 
@@ -83,7 +83,7 @@ class Fresh:
     def once(self, seed: int = 0) -> np.ndarray:
         """Draw all rows once and return them as an array.
 
-        Args:
+        Arguments:
             seed: Decides the draw.
 
         >>> binarise(np.array([[0, 255]]), fresh=True).once(seed=1).tolist()
@@ -164,7 +164,7 @@ class Prepared:
 def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
     """Dequantise grey levels to (0, 1): (x + u) / levels with u uniform on [0, 1).
 
-    Args:
+    Arguments:
         x: Grey levels 0 … levels − 1: an array, a list of sequences, or a mapped file.
         levels: Number of grey levels.
         seed: Decides the draws u.
@@ -182,7 +182,7 @@ def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False)
 def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
     """Threshold grey levels: 1 for the upper half of the levels, else 0.
 
-    Args:
+    Arguments:
         x: Grey levels, as in :func:`dequantise`.
         levels: Number of grey levels.
         seed: Unused: nothing is drawn.
@@ -199,7 +199,7 @@ def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
     """Draw 1 with probability x / (levels − 1), else 0.
 
-    Args:
+    Arguments:
         x: Grey levels, as in :func:`dequantise`.
         levels: Number of grey levels.
         seed: Decides the draws.
@@ -217,7 +217,7 @@ def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -
 def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
     """Scale grey levels to [0, 1].
 
-    Args:
+    Arguments:
         x: Grey levels, as in :func:`dequantise`.
         levels: Number of grey levels.
         seed: Unused: nothing is drawn.
@@ -234,7 +234,7 @@ def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 def counts(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
     """Return grey levels unchanged, as counts in float32.
 
-    Args:
+    Arguments:
         x: Grey levels, as in :func:`dequantise`.
         levels: Number of grey levels; larger numbers are refused.
         seed: Unused: nothing is drawn.

@@ -21,7 +21,7 @@ SHOWN = 4  # columns that a warning names
 def mark_missing(x: Any, *markers: float) -> np.ndarray:
     """Replace every marker in the array by NaN (a missing value).
 
-    Args:
+    Arguments:
         x: The array.
         *markers: The numbers that mark a missing value.
 

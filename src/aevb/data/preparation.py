@@ -56,7 +56,7 @@ class Standardised:
     def apply(self, x: np.ndarray) -> np.ndarray:
         """Standardise other rows with the same mean and scale.
 
-        Args:
+        Arguments:
             x: Rows in the units of ``raw``.
 
         Returns:
@@ -71,7 +71,7 @@ class Standardised:
     def undo(self, x: Any) -> np.ndarray:
         """Convert standardised values back to the units of ``raw``.
 
-        Args:
+        Arguments:
             x: Standardised values, for instance samples of a model.
 
         Returns:
@@ -117,7 +117,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     Missing entries (NaN) are ignored. A constant column is only centred. In a list of sequences of
     different lengths, all steps of all sequences count.
 
-    Args:
+    Arguments:
         x: An array, a list of sequences, or a mapped file.
         like: The record of other rows, whose mean and scale are then used:
             ``standardise(test, like=train)``.
@@ -203,7 +203,7 @@ def _first_infinite(raw: Any) -> InfiniteError:
 def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
     """Turn images into sequences whose steps are the rows of the image.
 
-    Args:
+    Arguments:
         images: [N, height, width], which is unchanged, or [N, height · width].
         steps: The number of rows of an image; by default images are square.
 
@@ -307,7 +307,7 @@ class Affine:
     def draws(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
         """Draw the random numbers of distortions.
 
-        Args:
+        Arguments:
             n: Number of distortions.
             generator: Decides the draws.
             like: A tensor whose device and precision the draws have.

@@ -85,7 +85,7 @@ class Conditional:
     A subclass may set ``pure = True`` if its methods have no side effects. A training step can then
     be recorded and replayed without calling its Python code again.
 
-    Args:
+    Arguments:
         size: The number of entries: an int, or a shape such as (1, 28, 28). Declare it once, in p.
         net: The network that maps the parents to the distribution's parameters (default: affine).
         learned: Whether the parameters of a variable without parents are learned. By default it has
@@ -137,7 +137,7 @@ class Conditional:
     def heads(self, d: int) -> dict[str, int]:
         """The network's outputs.
 
-        Args:
+        Arguments:
             d: The number of entries of the variable.
 
         Returns:
@@ -152,7 +152,7 @@ class Conditional:
     def vectors(self, d: int) -> dict[str, Tensor]:
         """Raw numbers that are free parameters, not network outputs.
 
-        Args:
+        Arguments:
             d: The number of entries of the variable.
 
         Returns:
@@ -179,7 +179,7 @@ class Conditional:
     def standard(self, d: int) -> dict[str, float]:
         """The raw value of each head for a variable without parents.
 
-        Args:
+        Arguments:
             d: The number of entries of the variable.
 
         Returns:
@@ -195,7 +195,7 @@ class Conditional:
     def distribution(self, **heads: Tensor) -> td.Distribution:
         """Make a torch distribution from raw numbers.
 
-        Args:
+        Arguments:
             **heads: The heads and vectors of the family, by name.
 
         Returns:
@@ -210,7 +210,7 @@ class Conditional:
     def noise(self, d: int) -> Noise | None:
         """The noise that ``reparametrise`` turns into a sample.
 
-        Args:
+        Arguments:
             d: The number of entries of the variable.
 
         Returns:
@@ -226,7 +226,7 @@ class Conditional:
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
         """Turn noise into a sample.
 
-        Args:
+        Arguments:
             dist: The distribution to sample.
             noise: Noise of the kind and count that the method ``noise`` says.
 
@@ -274,7 +274,7 @@ class Conditional:
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
         """The learned vectors of a Gaussian with ``shared_scale``, from a root of its covariance.
 
-        Args:
+        Arguments:
             root: A matrix [d, d]; the covariance is ``root`` ``root``ᵀ.
 
         Returns:
@@ -310,7 +310,7 @@ class Conditional:
     def sample_formula(self, parents: str, component: str = "") -> str | None:
         """The formula of a sample as a function of its parents and of noise ε.
 
-        Args:
+        Arguments:
             parents: The names of the parents, as the formula shows them.
             component: The index of a mixture's component, as the formula shows it.
 
@@ -326,7 +326,7 @@ class Conditional:
     def values(self, d: int) -> Tensor | None:
         """All values of a finite variable.
 
-        Args:
+        Arguments:
             d: The number of entries of the variable.
 
         Returns:
@@ -345,7 +345,7 @@ class Conditional:
 
         Each row of the arguments is for one value of a parent.
 
-        Args:
+        Arguments:
             count: The weight of the data with that value [C, d].
             mean: Their mean [C, d].
             second: Their second moments [C, d], or [C, d, d] for a family with ``full_moments``.
@@ -381,7 +381,7 @@ class Conditional:
     ) -> dict[str, Tensor]:
         """The maximum-likelihood vectors for some heads, if the family ``needs_occurrences``.
 
-        Args:
+        Arguments:
             count: As for ``most_likely``.
             mean: As for ``most_likely``.
             heads: The maximum-likelihood heads, by name.
@@ -411,7 +411,7 @@ class Conditional:
         Terms that depend on v only (−log v! of a Poisson) are left out, and, if the family
         ``needs_occurrences``, those that depend on v and the vectors only.
 
-        Args:
+        Arguments:
             **heads: The heads and vectors of the family, by name.
 
         Returns:
@@ -432,7 +432,7 @@ class Conditional:
     ) -> Tensor:
         """log p(value), summed over the entries of the event.
 
-        Args:
+        Arguments:
             dist: The distribution.
             value: The value [..., d].
             present: A mask [..., d] of the entries that count (by default all).
@@ -455,7 +455,7 @@ class Conditional:
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
         """The distribution of the missing entries given the ``present`` ones.
 
-        Args:
+        Arguments:
             dist: The distribution of all entries.
             value: The value [..., d]; its missing entries are ignored.
             present: A mask of the known entries [..., d].
@@ -475,7 +475,7 @@ class Conditional:
     def entropy(self, dist: td.Distribution) -> Tensor:
         """The entropy in closed form, if the family ``has_entropy``.
 
-        Args:
+        Arguments:
             dist: The distribution.
 
         Returns:
@@ -491,7 +491,7 @@ class Conditional:
     def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
         """Find the entries outside the support.
 
-        Args:
+        Arguments:
             value: Data [..., d].
 
         Returns:
@@ -514,7 +514,7 @@ class Conditional:
     def count(self, d: int) -> int | None:
         """The number of values of a finite variable.
 
-        Args:
+        Arguments:
             d: The number of entries of the variable.
 
         Returns:

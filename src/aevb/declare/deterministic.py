@@ -29,7 +29,7 @@ class Deterministic(Conditional):
 
     A typical use are features that several factors share.
 
-    Args:
+    Arguments:
         size: The number of entries.
         net: The network that computes them (default: affine).
         learned: Has no effect: the node has no distribution.
@@ -94,7 +94,7 @@ class LSTM(Cell):
 
     The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input.
 
-    Args:
+    Arguments:
         size: The number of units.
         net: Must be None: the parents feed the gates.
         learned: Has no effect: the node has no distribution.
@@ -123,7 +123,7 @@ class GRU(Cell):
 
     The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input.
 
-    Args:
+    Arguments:
         size: The number of units.
         net: Must be None: the parents feed the gates.
         learned: Has no effect: the node has no distribution.

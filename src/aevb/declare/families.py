@@ -70,7 +70,7 @@ class LocationScale(Conditional):
     def scales(self, loc: Tensor, scale: Tensor | None) -> Tensor:
         """The scales of the entries.
 
-        Args:
+        Arguments:
             loc: The locations [..., d].
             scale: The raw scales, whose softplus is taken; None if the scale is a fixed number.
 
@@ -103,7 +103,7 @@ class LocationScale(Conditional):
 class Normal(LocationScale):
     """Independent Gaussians, N(μ, diag σ²).
 
-    Args:
+    Arguments:
         size: The size; ``net`` and ``learned`` are as in :class:`Conditional`.
         scale: Where σ comes from: "network" (softplus of a head), "learned" (one vector for all
             examples, initially 1), "isotropic" (one learned number for all entries and examples),
@@ -193,7 +193,7 @@ class StudentT(LocationScale):
     ``scale`` is as in :class:`Normal`, and ``size``, ``net`` and ``learned`` as in
     :class:`Conditional`.
 
-    Args:
+    Arguments:
         df: The degrees of freedom, one positive number.
 
     >>> StudentT(3, scale=1.0, df=2.0)
@@ -221,7 +221,7 @@ class MultivariateNormal(Conditional):
 
     ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
 
-    Args:
+    Arguments:
         covariance: "network" (a head) or "shared" (one learned factor for all examples).
 
     >>> MultivariateNormal(covariance="shared").heads(3), MultivariateNormal().heads(3)
@@ -343,7 +343,7 @@ class Mixture(Conditional):
     As a latent's q it is stratified: one draw from every component, weighted by the component's
     π(x). ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
 
-    Args:
+    Arguments:
         components: The number of Gaussians.
 
     >>> from aevb import Model
@@ -472,7 +472,7 @@ class Bernoulli(Conditional):
     ) -> tuple[Tensor, Tensor]:
         """Draw from the relaxed distribution (binary Concrete), by noise.
 
-        Args:
+        Arguments:
             dist: The distribution that is relaxed.
             noise: Logistic noise.
             temperature: The temperature, above 0; near 0 the values are near 0 and 1.
@@ -492,7 +492,7 @@ class Bernoulli(Conditional):
     ) -> Tensor:
         """The log-density of a relaxed sample, over its logit.
 
-        Args:
+        Arguments:
             dist: The distribution that is relaxed.
             log_value: The logit of the sample, the second result of ``relax``.
             temperature: The temperature.
@@ -514,7 +514,7 @@ class ContinuousBernoulli(Conditional):
 
     ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
 
-    Args:
+    Arguments:
         clamped: Reproduce torch's version for comparison; it clamps λ and therefore caps the
             density.
 
@@ -563,7 +563,7 @@ class OneHot(Conditional):
 
     ``net`` and ``learned`` are as in :class:`Conditional`.
 
-    Args:
+    Arguments:
         size: The number of classes.
 
     >>> OneHot(3).values(3).tolist()
@@ -612,7 +612,7 @@ class OneHot(Conditional):
     ) -> tuple[Tensor, Tensor]:
         """Draw from the relaxed distribution (Concrete, Gumbel-Softmax), by noise.
 
-        Args:
+        Arguments:
             dist: The distribution that is relaxed.
             noise: Gumbel noise.
             temperature: The temperature, above 0; near 0 the values are near one-hot.
@@ -632,7 +632,7 @@ class OneHot(Conditional):
     ) -> Tensor:
         """The log-density of a relaxed sample, over its logarithm.
 
-        Args:
+        Arguments:
             dist: The distribution that is relaxed.
             log_value: The logarithm of the sample, the second result of ``relax``.
             temperature: The temperature.
@@ -729,7 +729,7 @@ class NegativeBinomial(Conditional):
 
     ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
 
-    Args:
+    Arguments:
         dispersion: The number r: one "learned" vector (default), a head of the "network", or a
             fixed number. Exact EM of mixtures needs a vector or a number.
 

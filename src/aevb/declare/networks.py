@@ -241,7 +241,7 @@ class Network:
     ) -> nn.Module:
         """Build a module that maps the parents to ``sum(heads)`` raw numbers.
 
-        Args:
+        Arguments:
             parents: The shape of each parent, by label.
             heads: The number of raw numbers of each head.
             shape: The shape of the variable.
@@ -268,7 +268,7 @@ class Network:
 class mlp(Network):
     """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``. Without sizes it is ``linear()``.
 
-    Args:
+    Arguments:
         *sizes: The sizes of the hidden layers.
         hidden: The same as a sequence: ``mlp(hidden=(500, 500))``.
         activation: The function after each hidden layer: "relu", "tanh", "sigmoid", "elu", "gelu",
@@ -360,7 +360,7 @@ def linear(
 ) -> mlp:
     """An affine map from the parents to the distribution's parameters.
 
-    Args:
+    Arguments:
         bias: Whether the map has an intercept.
         init: How weights start, as in :class:`mlp`.
         fixed: Weights that stay as declared, by parent: a number w (which stands for w · I), or a
@@ -436,7 +436,7 @@ class conv(Network):
 
     Each convolution has stride 2. The dense layer reads all parents.
 
-    Args:
+    Arguments:
         *sizes: The number of channels of each convolution.
         channels: The same as a sequence.
         hidden: The size of the dense layer.
@@ -486,7 +486,7 @@ class deconv(Network):
 
     Each of them doubles height and width.
 
-    Args:
+    Arguments:
         *sizes: The number of channels before each transposed convolution.
         channels: The same as a sequence.
         hidden: The size of the dense layer.
@@ -688,7 +688,7 @@ class table(Network):
     It is the non-amortised q of classic EM. Declare ``q={"z | i": Normal(net=table(1000))},
     given={"i": 1}``. In the data, ``i`` is the row of each example, 0 … rows−1.
 
-    Args:
+    Arguments:
         rows: The number of examples.
 
     >>> net = table(10).build({"i": (1,)}, heads=[2], shape=(2,), masked=())

@@ -23,7 +23,7 @@ def register(cls: C) -> C:
 
     Models that use it can then be saved and loaded.
 
-    Args:
+    Arguments:
         cls: The class, a frozen dataclass: put ``@dataclass(frozen=True)`` below ``@register``.
 
     Returns:

@@ -22,7 +22,7 @@ class switching(Network):
     a regression that switches with a hidden state. With probabilities instead of a class, the maps
     are averaged.
 
-    Args:
+    Arguments:
         by: The parent that chooses the map, a class such as "y[t]".
         bias: Whether the maps have an intercept.
         init: How weights start, as in :class:`mlp`.

@@ -33,7 +33,7 @@ def register_kl(
 ) -> Callable[[Callable[[Any, Any], Tensor]], Callable[[Any, Any], Tensor]]:
     """Register KL(q‖p) for two families.
 
-    Args:
+    Arguments:
         q: The family of q.
         p: The family of p.
 

@@ -191,7 +191,7 @@ class DeclaredModel(nn.Module):
     ) -> Plan:
         """Derive the estimator for some choices (cached).
 
-        Args:
+        Arguments:
             how: Overrides for single latents, as in :meth:`Model.elbo`.
             bound: As in :meth:`Model.elbo`.
             samples: As in :meth:`Model.elbo`.
@@ -262,7 +262,7 @@ class DeclaredModel(nn.Module):
     ) -> Batch:
         """Check data against the declaration and convert them to a batch.
 
-        Args:
+        Arguments:
             steps: Marks the real steps of ragged sequences, [N, T].
             lengths: The number of steps of each ragged sequence, [N].
             gaps: Whether to allow missing entries of observed variables that p reads. A plan that
@@ -287,7 +287,7 @@ class DeclaredModel(nn.Module):
     ) -> dict[str, Tensor]:
         """Draw all random numbers of one estimate.
 
-        Args:
+        Arguments:
             plan: The estimate, from :meth:`plan`.
             batch: The data, from :meth:`prepare`.
             seed: Decides the numbers; None uses torch's global generator.

@@ -39,7 +39,7 @@ KEPT = 0.2  # share of the temperatures that keeps the sigmoid schedule
 class AIS:
     """Settings of annealed importance sampling (AIS).
 
-    Args:
+    Arguments:
         temperatures: The number of steps from the start to p(x, z).
         leapfrog: The number of leapfrog steps per Hamiltonian transition.
         start: The initial distribution: "posterior" for q(z|x), "prior" for p(z), or None for q
@@ -69,7 +69,7 @@ class AIS:
     def begin(self, model: DeclaredModel) -> str:
         """Return the initial distribution for a model; raise ValueError if AIS does not apply.
 
-        Args:
+        Arguments:
             model: The model.
         """
         if reason := why_not_annealed(model):
@@ -374,7 +374,7 @@ def bidirectional(
     give a lower bound on log p(x); backward chains from z give an upper bound. Both hold in
     expectation.
 
-    Args:
+    Arguments:
         model: The model.
         n: The number of simulated examples.
         settings: Those of annealing; None is ``AIS()``.

@@ -30,7 +30,7 @@ FEW = 0.1
 class Particles:
     """Settings of the particle filter: ``log_evidence(x=x, method=Particles(repeats=16))``.
 
-    Args:
+    Arguments:
         repeats: The number of independent filters that are averaged; their spread gives the
             standard error.
         threshold: A row is resampled when its effective sample size falls below ``threshold`` times

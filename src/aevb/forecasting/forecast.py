@@ -68,7 +68,7 @@ class Forecast:
     def exact_quantiles(self, name: str) -> bool:
         """Return whether the quantiles of a variable are exact; otherwise they are of draws.
 
-        Args:
+        Arguments:
             name: The variable.
         """
         return name in self._mixtures
@@ -79,7 +79,7 @@ class Forecast:
         They are exact for an exact forecast of normally distributed variables (for a mixture over
         discrete latents too), otherwise quantiles of the draws.
 
-        Args:
+        Arguments:
             levels: One level between 0 and 1, or Q of them.
         """
         wanted = checked_levels(levels)
@@ -97,7 +97,7 @@ class Forecast:
     def interval(self, level: float = 0.9) -> dict[str, Tensor]:
         """Return the ends of central intervals, [2, N, steps, *shape] by variable.
 
-        Args:
+        Arguments:
             level: The probability of an interval.
 
         >>> import torch
@@ -118,7 +118,7 @@ class Forecast:
         All steps and variables count jointly. The value is log p(past, future) − log p(past): exact
         for an exact forecast, otherwise by the method that its ``method`` names.
 
-        Args:
+        Arguments:
             **future: Realised values by variable, [N, steps, …]; NaN marks an unknown entry.
         """
         if self._score is None:
@@ -136,7 +136,7 @@ class Forecast:
     def log_prob(self, **future: Any) -> Tensor:
         """Return log p(future | past) per row, [N]; see :meth:`score` for its error.
 
-        Args:
+        Arguments:
             **future: Realised values, as in :meth:`score`.
         """
         return self.score(**future).value
@@ -144,7 +144,7 @@ class Forecast:
     def plot(self, path: str | Path, **options: Any) -> None:
         """Write a picture of the past and of the 50, 80 and 95 % intervals ahead.
 
-        Args:
+        Arguments:
             path: A .png, .svg or .pdf file.
             **options: ``panels`` is the largest number of panels, ``past`` the number of past steps
                 to show. The first step has the time ``start``, steps are ``spacing`` apart,

@@ -36,7 +36,7 @@ class Posterior:
     Use ``posterior["z"]``, ``posterior.sample(S)`` and ``posterior.log_prob(z=…)``. ``method`` is
     "q" here and "exact" for the exact posterior.
 
-    Args:
+    Arguments:
         model: The model.
         batch: The data, from ``model.prepare``.
         samples: The number of draws of the other latents that a marginal averages over.
@@ -244,7 +244,7 @@ class Posterior:
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
         """Draw joint samples of all latents.
 
-        Args:
+        Arguments:
             samples: The number S of draws.
 
         Returns:
@@ -260,7 +260,7 @@ class Posterior:
     def joint(self, samples: int = 1) -> Batch:
         """Draw the unknown latents and the missing entries that p reads.
 
-        Args:
+        Arguments:
             samples: The number S of draws.
 
         Returns:

@@ -19,7 +19,7 @@ def volatility(
 
     The scale is softplus(v + c), about exp(v + c) for small scales. The mean of x is constant.
 
-    Args:
+    Arguments:
         x: Number of series.
         h: Size of the recurrent state by which q reads the data.
         hidden: Sizes of the hidden layers of q.
@@ -55,7 +55,7 @@ def dmm(
 ) -> Model:
     """Deep Markov model: a Markov chain of latents with neural transition and emission.
 
-    Args:
+    Arguments:
         x: Number of entries of a step.
         z: Number of entries of a step's latent.
         h: Size of the recurrent state by which q reads the data.
@@ -86,7 +86,7 @@ def srnn(
 ) -> Model:
     """Stochastic RNN: a recurrence of the data and a Markov chain of latents, with smoothing q.
 
-    Args:
+    Arguments:
         x: Number of entries of a step.
         z: Number of entries of a step's latent.
         h: Size of both recurrent states, of p and of q.
@@ -126,7 +126,7 @@ def kvae(
 
     q draws the codes from the frames, and the states by a linear smoother of the codes.
 
-    Args:
+    Arguments:
         x: Number of entries of a frame.
         a: Number of entries of a frame's code.
         z: Number of entries of the state.

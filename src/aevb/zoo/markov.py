@@ -13,7 +13,7 @@ from aevb.zoo.arguments import Likelihood, family_of
 def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal") -> Model:
     """Hidden Markov model: a chain of classes y, and data around the centre of each class.
 
-    Args:
+    Arguments:
         x: Number of entries of a step.
         y: Number of classes.
         h: Size of the recurrent state by which q reads the data.
@@ -39,7 +39,7 @@ def switching(
 ) -> Model:
     """Switching regression: coefficients and noise of x on a given u switch with a hidden chain y.
 
-    Args:
+    Arguments:
         x: Number of entries of a step.
         u: Number of given columns that x is regressed on.
         y: Number of classes.

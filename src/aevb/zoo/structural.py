@@ -24,7 +24,7 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
 
     The two learned scales are those of the walk and of the noise, per series.
 
-    Args:
+    Arguments:
         x: Number of series.
         start: Standard deviation of the prior of the first level.
 
@@ -50,7 +50,7 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
 
     The three learned scales are those of the level, of the slope and of the noise, per series.
 
-    Args:
+    Arguments:
         x: Number of series.
         start: Standard deviation of the priors of the first level and the first slope.
 
@@ -81,7 +81,7 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
     The season has a wave for each frequency j / period. The waves turn by a fixed angle per step,
     and all change with the same learned scale.
 
-    Args:
+    Arguments:
         period: Number of steps after which the season repeats.
         start: Standard deviation of the priors of the first level, slope and season.
 
@@ -121,7 +121,7 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
 
     Several series have full matrices and a full covariance.
 
-    Args:
+    Arguments:
         x: Number of series.
         lags: Number of last values that x reads.
         start: The values before the series are "zeros", or "given" as ``before``: the last values,

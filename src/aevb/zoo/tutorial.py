@@ -13,7 +13,7 @@ from aevb.zoo.arguments import Likelihood, choose, family_of, reading
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
     """Factor analysis (5.2): x = W z + noise.
 
-    Args:
+    Arguments:
         x: Number of columns of the data.
         z: Number of factors.
         posterior: The covariance of q(z | x): "full", "diagonal", or "fixed" to one scale.
@@ -55,7 +55,7 @@ def vae(
 
     That likelihood is for data in [0, 1].
 
-    Args:
+    Arguments:
         x: Number of entries of a row, for instance of pixels.
         z: Number of entries of the code.
         hidden: Sizes of the hidden layers of encoder and decoder.
@@ -89,7 +89,7 @@ def cvae(
 ) -> Model:
     """Conditional VAE (5.4): images given a label.
 
-    Args:
+    Arguments:
         x: Number of entries of a row.
         z: Number of entries of the code.
         y: Number of labels.
@@ -132,7 +132,7 @@ def gmvae(
 
     By default for binary data.
 
-    Args:
+    Arguments:
         x: Number of entries of a row.
         z: Number of entries of the code.
         y: Number of clusters.
@@ -166,7 +166,7 @@ def m2(
 ) -> Model:
     """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both.
 
-    Args:
+    Arguments:
         x: Number of entries of a row.
         z: Number of entries of the style.
         y: Number of classes.
@@ -202,7 +202,7 @@ def vrnn(
 ) -> Model:
     """Variational RNN (5.6) for sequences, by default binary.
 
-    Args:
+    Arguments:
         x: Number of entries of a step.
         z: Number of entries of a step's latent.
         h: Size of the recurrent state.
