@@ -365,7 +365,8 @@ class Posterior:
     def log_prob(self, **values: Any) -> Tensor:
         """Return log q(values | data) per example, [N].
 
-        ``values`` are those of all unknown latents, [N, size] or [N, T, size].
+        Arguments:
+            **values: Values of all unknown latents, [N, size] or [N, T, size] each.
         """
         graph, model = self.graph, self.model
         given = self._complete(values)
@@ -420,9 +421,14 @@ class Posterior:
         )
 
     def generated(self, values: Mapping[str, Tensor]) -> Program:
-        """Evaluate p's factors at the data and at values of the latents, [T or 1, N, d] each.
+        """Evaluate p's factors at the data and at values of the latents.
 
-        Observed variables with missing entries that p reads need complete values, too.
+        Arguments:
+            values: Values of the latents, in the layout of :meth:`joint`. Observed variables with
+                missing entries that p reads need complete values, too.
+
+        Returns:
+            The evaluated factors: ``mean("x")`` is p's mean of x.
         """
         batch = {**self.batch, **values}
         program = Program(self.graph, self.model.factors, batch, steps=self.steps)
@@ -438,7 +444,8 @@ class Posterior:
     def reconstruct(self, *, mean: bool = True) -> dict[str, Tensor]:
         """Draw latents from the posterior and return p's mean of each observed variable.
 
-        ``mean=False`` returns a draw from p instead of its mean.
+        Arguments:
+            mean: Whether to return p's mean; otherwise a draw from p.
         """
         model, graph = self.model, self.graph
         drawn = {name: value[0] for name, value in self.joint().items()}

@@ -67,6 +67,8 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
     >>> classifier = SemiSupervisedClassifier(max_iter=40, random_state=0).fit(X, some)
     >>> classifier.score(X, y) > 0.9
     True
+    >>> classifier.predict(X[:3]), classifier.predict_proba(X[:3]).shape
+    (array([0, 0, 0]), (3, 3))
     """
 
     def __init__(

@@ -54,9 +54,10 @@ class TableModel:
         saved: The folder of a model that was read and is no run.
 
     >>> import tempfile
+    >>> import pandas as pd
     >>> random = np.random.default_rng(0)
     >>> height = np.repeat([170.0, 210.0], 30) + random.normal(size=60)
-    >>> frame = {"height": height, "mass": 0.4 * height + random.normal(size=60)}
+    >>> frame = pd.DataFrame({"height": height, "mass": 0.4 * height + random.normal(size=60)})
     >>> schema = Schema.read(frame)
     >>> fitted = schema.fit(schema.mixture(2), frame, seed=0, progress=False)
     >>> fitted
@@ -65,7 +66,7 @@ class TableModel:
     ['cluster', 'p0', 'p1']
     >>> sorted(fitted.profiles()["height"].round(-1).tolist())
     [170.0, 210.0]
-    >>> holes = {"height": np.array([170.0, 210.0]), "mass": np.array([np.nan, np.nan])}
+    >>> holes = pd.DataFrame({"height": [170.0, 210.0], "mass": [np.nan, np.nan]})
     >>> fitted.impute(holes)["mass"].round().tolist()
     [68.0, 84.0]
     >>> fitted.score(holes)["log_p"].shape, fitted.sample(3, seed=0)["mass"].shape

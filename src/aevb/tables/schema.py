@@ -708,7 +708,7 @@ class Schema:
 
         >>> random = np.random.default_rng(0)
         >>> frame = {"height": random.normal(170, 5, 60) + 40 * (np.arange(60) % 2)}
-        >>> Schema.read(frame).fit_clusters(frame, starts=1).model.graph.size("cluster")
+        >>> Schema.read(frame).fit_clusters(frame, starts=1, steps=20).model.graph.size("cluster")
         2
         """
         from aevb.tables.selection import fit_clusters

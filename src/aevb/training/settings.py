@@ -384,6 +384,12 @@ class Settings:
 
         Arguments:
             path: The file.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Settings(epochs=5).to_toml(f"{folder}/config.toml")
+        ...     print(Path(f"{folder}/config.toml").read_text().splitlines()[0])
+        epochs = 5
         """
         Path(path).write_text(toml_text(self.record()), encoding="utf-8")
 
