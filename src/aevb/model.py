@@ -141,8 +141,7 @@ class Model(DeclaredModel):
         return model
 
     def explain(self, **choices: Any) -> Explanation:
-        r"""Explain the estimator: its formula, and for each latent how its term is computed and
-        why.
+        """Explain the estimator: its formula, and for each latent how its term is computed and why.
 
         Arguments:
             **choices: ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in

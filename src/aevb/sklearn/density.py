@@ -159,7 +159,7 @@ class DensityEstimator(AllowsMissing):
         >>> from aevb.sklearn import FactorAnalysis
         >>> X = load_iris().data
         >>> round(FactorAnalysis(n_components=2).fit(X).score(X), 1)
-        -2.4
+        -2.6
         """
         return float(self.score_samples(X).mean())
 
