@@ -100,7 +100,7 @@ wheel-test: dist
 	$(WHEEL) -m pip $(PIP_TORCH) --constraint .venv-wheel/constraints.txt
 	@start=$$(date +%s); $(WHEEL) -m pip install --quiet --constraint .venv-wheel/constraints.txt dist/*.whl && \
 	echo "$$(du -h dist/*.whl), installed after torch in $$(($$(date +%s) - start)) s"
-	cd .venv-wheel && bin/aevb --version && bin/python -P ../tests/first_recipe.py
+	cd .venv-wheel && bin/aevb --version && bin/python -P ../tests/first_recipe.py --times
 
 clean:
 	rm -rf $(VENV) .venv-torch-* .venv-dist .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,7 +2,7 @@
 
 Run it with the interpreter of the environment, in any folder:
 
-    .venv-wheel/bin/python -P tests/first_recipe.py
+    .venv-wheel/bin/python -P tests/first_recipe.py --times
 """
 
 import csv
@@ -79,9 +79,10 @@ def main() -> None:
     if place[1] != here.version or not Path(place[0]).is_relative_to(Path(here.locate_file("."))):
         sys.exit(f"Python imports {place}, not the installed {here.version}.")
     print(f"aevb {here.version}: {len(own)} files, {size / 2**20:.1f} MiB")
-    empty = seconds("")
-    for code in ("import aevb", "from aevb import Model, Normal, fit"):
-        print(f"{code}: {seconds(code) - empty:.2f} s")
+    if "--times" in sys.argv:
+        empty = seconds("")
+        for code in ("import aevb", "from aevb import Model, Normal, fit"):
+            print(f"{code}: {seconds(code) - empty:.2f} s")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_table(folder / "trees.csv")
