@@ -28,7 +28,7 @@ LITERALS = re.compile(r"``(.+?)``", re.DOTALL)
 ITEM = re.compile(r"^\s+\*{0,2}(\w+)(?: \([^)]*\))?:(?= |$)", re.MULTILINE)
 SHAPED = re.compile(r"\b(\w) \[")
 ELSEWHERE = re.compile(r"\bas (?:in|for|of)\s+:\w+:`~?(?:\w+\.)*(\w+)`", re.IGNORECASE)
-RESULT = re.compile(r"^Returns:|\b[Rr]eturn|\A(Compute|Draw|The|Beliefs|log) ", re.MULTILINE)
+RESULT = re.compile(r"^Returns:|\b[Rr]eturn|\A(Compute|Draw|The|Beliefs|log|``log) ", re.MULTILINE)
 
 
 @dataclass(frozen=True)

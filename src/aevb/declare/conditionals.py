@@ -275,7 +275,7 @@ class Conditional:
         """The learned vectors of a Gaussian with ``shared_scale``, from a root of its covariance.
 
         Arguments:
-            root: A matrix [d, d]; the covariance is ``root`` ``root``ᵀ.
+            root: A matrix [d, d]; the covariance is ``root @ root.T``.
 
         Returns:
             The vectors by name. If the family cannot have this covariance, they are those of the

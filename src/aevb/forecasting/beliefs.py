@@ -22,7 +22,7 @@ class Beliefs:
     method gives one.
 
     Attributes:
-        mean: The means [N, T, *shape] by latent. A latent without time has one belief per step in a
+        mean: The means [N, T, …] by latent. A latent without time has one belief per step in a
             filter and one per row, [N, …], in a smoother.
         sd: The standard deviations, in the same shapes.
         probs: The probabilities of the values of finite latents, [N, T, C].
@@ -31,7 +31,7 @@ class Beliefs:
         why: Why the method was chosen.
         lengths: The number of steps of each row.
         samples: The number of particles or draws behind the numbers, 0 if they are exact.
-        draws: Joint draws of the latents, [S, N, T, *shape], of a smoother by particles.
+        draws: Joint draws of the latents, [S, N, T, …], of a smoother by particles.
         notes: Reasons not to trust the numbers.
 
     >>> from aevb import zoo

@@ -25,14 +25,14 @@ class Forecast:
     draws of the latents.
 
     Attributes:
-        mean: The means [N, steps, *shape] by variable.
+        mean: The means [N, steps, …] by variable.
         sd: The standard deviations, in the same shapes.
-        draws: Joint draws of all variables and steps, [S, N, steps, *shape].
+        draws: Joint draws of all variables and steps, [S, N, steps, …].
         steps: The number of steps.
         method: "exact", "particles" or "q".
         why: Why the method was chosen.
         notes: Reasons not to trust the numbers.
-        past: The data before, [N, T, *shape], NaN where unknown.
+        past: The data before, [N, T, …], NaN where unknown.
         lengths: The number of steps of each row's past.
 
     >>> from aevb import zoo
@@ -54,7 +54,7 @@ class Forecast:
     method: str
     why: str
     notes: tuple[str, ...]
-    past: dict[str, Tensor] = field(repr=False)  # [N, T, *shape], NaN where unknown
+    past: dict[str, Tensor] = field(repr=False)  # [N, T, …], NaN where unknown
     lengths: Tensor = field(repr=False)  # the number of steps of each row's past
     # Exact mixtures of normals, [N, steps, K, d]; empty for other families and methods.
     _mixtures: Mapping[str, Components] = field(repr=False, default_factory=dict)
@@ -74,7 +74,7 @@ class Forecast:
         return name in self._mixtures
 
     def quantile(self, levels: float | Sequence[float]) -> dict[str, Tensor]:
-        """Return quantiles of each entry, [Q, N, steps, *shape] by variable.
+        """Return quantiles of each entry, [Q, N, steps, …] by variable.
 
         They are exact for an exact forecast of normally distributed variables (for a mixture over
         discrete latents too), otherwise quantiles of the draws.
@@ -95,7 +95,7 @@ class Forecast:
         return found
 
     def interval(self, level: float = 0.9) -> dict[str, Tensor]:
-        """Return the ends of central intervals, [2, N, steps, *shape] by variable.
+        """Return the ends of central intervals, [2, N, steps, …] by variable.
 
         Arguments:
             level: The probability of an interval.

@@ -170,6 +170,6 @@ class FactorAnalysis(
         self.noise_variance_[here] = variance.numpy() * columns.scale[here] ** 2
 
     def get_covariance(self) -> np.ndarray:
-        """Return the covariance [d, d] of the model: Wᵀ W + diag(noise_variance_)."""
+        """Return the covariance [d, d] of the model: ``Wᵀ W + diag(noise_variance_)``."""
         check_is_fitted(self)
         return self.components_.T @ self.components_ + np.diag(self.noise_variance_)

@@ -272,7 +272,7 @@ class Schema:
         """Return the schema of the same table with a column in another unit.
 
         The new cells are factor · old + offset. A fitted model stays valid with this schema: its
-        log p changes by the Jacobian, −log |factor| per known cell.
+        log p changes by the Jacobian, ``−log |factor|`` per known cell.
 
         Arguments:
             name: The column, real or positive.
@@ -437,7 +437,7 @@ class Schema:
         }
 
     def log_jacobian(self, frame: Any) -> np.ndarray:
-        """log |d data / d cells| per row: what turns the model's log p into that of the cells.
+        """``log |d data / d cells|`` per row: what turns the model's log p into that of the cells.
 
         A missing cell contributes 0. For counts and levels, log p is a probability and needs no
         Jacobian.
@@ -729,9 +729,8 @@ class Schema:
             frame: The rows.
             **settings: Those of :func:`aevb.fit`, which override these choices; ``validation`` is a
                 frame. ``starts`` is the number of starts of a mixture. ``hide`` is for models with
-                networks: it adds a copy of the rows with this share of the cells removed at random,
-                    so
-                that the model can read rows with missing cells although its own table has none.
+                networks: it adds a copy of the rows with this share of the cells removed at random.
+                The model can then read rows with missing cells although its own table has none.
 
         Returns:
             The fitted :class:`TableModel`.
