@@ -32,7 +32,7 @@ class Deterministic(Conditional):
     Arguments:
         size: The number of entries.
         net: The network that computes them (default: affine).
-        learned: Has no effect: the node has no distribution.
+        learned: Must be False: the weights are learned anyway.
         activation: The function of the network's outputs, such as "relu" or "identity".
 
     >>> from aevb import Bernoulli, Model, Normal, OneHot, mlp
@@ -97,7 +97,7 @@ class LSTM(Cell):
     Arguments:
         size: The number of units.
         net: Must be None: the parents feed the gates.
-        learned: Has no effect: the node has no distribution.
+        learned: Must be False: the weights are learned anyway.
         layers: The number of layers; children read the last one.
 
     >>> from aevb import Bernoulli, Model, Normal
@@ -126,7 +126,7 @@ class GRU(Cell):
     Arguments:
         size: The number of units.
         net: Must be None: the parents feed the gates.
-        learned: Has no effect: the node has no distribution.
+        learned: Must be False: the weights are learned anyway.
         layers: The number of layers; children read the last one.
 
     >>> from aevb import Model, Normal
