@@ -3,16 +3,25 @@
 # make web        builds the front end of pages from web/
 # make reproduce  trains the five models on the embedded digits and writes reproduction/report.html
 # make compiler-tests TORCH=2.10.0  passes the tests of the step compiler and of fit with another torch
+# make dist       builds the sdist and the wheel in dist/, and checks them
+# make wheel-test installs the wheel in an empty environment, and runs a first recipe there
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Real data for the tests that want it; without it they use scikit-learn's digits.
 export AEVB_DATA ?= $(wildcard $(abspath ../shared/data))
 
+# The version of torch and its build; +cpu is without CUDA.
+TORCH ?= 2.13.0
+TORCH_BUILD ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP_TORCH = install --quiet $(if $(TORCH_BUILD),--extra-index-url '$(TORCH_INDEX)') 'torch==$(TORCH)$(TORCH_BUILD)'
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip $(PIP_TORCH) --constraint $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[test]'
 	touch $@
 
 # Each worker runs whole files (tests/conftest.py), with one thread.
@@ -30,7 +39,7 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test check lint bundle browser web reproduce compiler-tests clean
+.PHONY: test check lint bundle browser web reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py
 test: $(VENV)/ready lint bundle browser
@@ -65,21 +74,33 @@ reproduce: $(VENV)/ready
 	$(BIN)/aevb reproduce --out reproduction
 
 # Another version of torch, without CUDA, in an environment of its own.
-TORCH ?= 2.13.0
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-TORCH_VENV := .venv-torch-$(TORCH)
 COMPILER_TESTS := tests/compiled_step tests/runtime tests/training/test_fit.py tests/training/test_resuming.py
+compiler-tests:
+	$(MAKE) VENV=.venv-torch-$(TORCH) TORCH_BUILD=+cpu .venv-torch-$(TORCH)/ready
+	.venv-torch-$(TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(COMPILER_TESTS)
 
-$(TORCH_VENV)/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(TORCH_VENV)
-	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
-	$(TORCH_VENV)/bin/python -m pip install --quiet --extra-index-url '$(TORCH_INDEX)' 'torch==$(TORCH)+cpu'
-	$(TORCH_VENV)/bin/python -m pip install --quiet --constraint $(TORCH_VENV)/constraints.txt --editable '.[test]'
+# The wheel is built from the sdist, so that the sdist is known to be complete.
+.venv-dist/ready: constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --constraint constraints.txt build twine
 	touch $@
 
-compiler-tests: $(TORCH_VENV)/ready
-	$(TORCH_VENV)/bin/python -c 'import torch; print("torch", torch.__version__)'
-	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(COMPILER_TESTS)
+dist: .venv-dist/ready
+	rm -rf build dist
+	.venv-dist/bin/python -m build
+	.venv-dist/bin/python -m twine check --strict dist/*
+
+# tests/first_recipe.py runs in an environment that has the wheel and what it requires, and no more.
+WHEEL := .venv-wheel/bin/python
+wheel-test: dist
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > .venv-wheel/constraints.txt
+	$(WHEEL) -m pip $(PIP_TORCH) --constraint .venv-wheel/constraints.txt
+	@start=$$(date +%s); $(WHEEL) -m pip install --quiet --constraint .venv-wheel/constraints.txt dist/*.whl && \
+	echo "$$(du -h dist/*.whl), installed after torch in $$(($$(date +%s) - start)) s"
+	cd .venv-wheel && bin/aevb --version && bin/python -P ../tests/first_recipe.py --times
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-dist .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -12,13 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = ["deskew", "graph_partition", "principal", "spread_labels"]
+
 CHUNK = 2000  # compute the distances of this many rows to all others at a time, to limit memory
 
 
 def deskew(images: Tensor) -> Tensor:
-    """Centre images [N, height, width] on their mass, and shear each until its moment xy is 0.
+    """Centre images on their mass, and shear each until its second moment xy is 0.
 
-    0 is background. The moment is the second moment xy.
+    Arguments:
+        images: Grey levels [N, height, width]; 0 is background.
+
+    Returns:
+        The upright images, in the same shape.
+
+    >>> slanted = torch.eye(8)[None]
+    >>> upright = deskew(slanted)[0]
+    >>> int((upright.sum(0) > 0.5).sum())
+    2
     """
     n, height, width = images.shape
     y = torch.arange(height, device=images.device, dtype=images.dtype) - (height - 1) / 2
@@ -38,7 +49,20 @@ def deskew(images: Tensor) -> Tensor:
 
 
 def principal(rows: Tensor, components: int) -> Tensor:
-    """Project rows [N, d] onto their leading principal components."""
+    """Project rows onto their leading principal components.
+
+    Arguments:
+        rows: The rows [N, d].
+        components: Number of components; at most d are used.
+
+    Returns:
+        The projections [N, components] of the centred rows. The last column has the largest
+        variance.
+
+    >>> rows = torch.tensor([[0.0, 0.0], [1.0, 3.0], [2.0, 6.0]])
+    >>> principal(rows, 1).abs()[:, 0].round(decimals=3)
+    tensor([3.1620, 0.0000, 3.1620])
+    """
     centred = rows - rows.mean(0)
     vectors = torch.linalg.eigh((centred.T @ centred).double())[1]
     return centred @ vectors[:, -min(components, rows.shape[1]) :].to(rows.dtype)
@@ -47,12 +71,27 @@ def principal(rows: Tensor, components: int) -> Tensor:
 def graph_partition(
     rows: Tensor, classes: int, *, neighbours: int = 10, restarts: int = 3, seed: int = 0
 ) -> tuple[Tensor, float]:
-    """Partition rows [N, d] into classes.
+    """Partition rows by a small normalised cut of their graph of nearest neighbours.
 
-    Return a class for each row, and the normalised cut of the partition. The graph joins each row
-    with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a local scale of each row.
-    k-means clusters the leading eigenvectors of the graph, for several numbers of eigenvectors and
-    several restarts. The partition with the smallest cut is returned.
+    The graph joins each row with its nearest neighbours, with weights exp(−d²/σᵢσⱼ), where σ is a
+    local scale of each row. k-means clusters the leading eigenvectors of the graph, for several
+    numbers of eigenvectors and several restarts. The partition with the smallest cut is kept.
+
+    Arguments:
+        rows: The rows [N, d].
+        classes: Number of classes.
+        neighbours: Number of neighbours of a row in the graph.
+        restarts: Number of starts of k-means for each number of eigenvectors.
+        seed: Decides the starts.
+
+    Returns:
+        The class of each row [N], and the normalised cut of the partition.
+
+    >>> rows = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> rows[30:] += 20
+    >>> classes, cut = graph_partition(rows, 2)
+    >>> classes[:30].unique().numel(), classes[30:].unique().numel(), abs(round(cut, 3))
+    (1, 1, 0.0)
     """
     if len(rows) <= max(classes, neighbours):
         raise ValueError(
@@ -72,12 +111,29 @@ def spread_labels(
     known_share: float = 0.05,
     rounds: int = 200,
 ) -> Tensor:
-    """Spread the labels [N] of some rows [N, d] over the graph of :func:`graph_partition`.
+    """Spread the labels of some rows over the graph of :func:`graph_partition`.
 
-    ``labels`` is −1 where unknown. Return the probability of every class [N, classes]; a row that
-    no known label reaches has zeros. In each round, a row's scores become the weighted mean of its
-    neighbours' scores, with a share of ``known_share`` for its own label. The labels of each class
-    have the same total weight.
+    In each round, a row's scores become the weighted mean of its neighbours' scores, with a share
+    for its own label. The labels of each class have the same total weight.
+
+    Arguments:
+        rows: The rows [N, d].
+        labels: Class numbers [N], −1 where unknown.
+        classes: Number of classes.
+        neighbours: Number of neighbours of a row in the graph.
+        known_share: The share of a row's own label in each round.
+        rounds: Number of rounds.
+
+    Returns:
+        The probability of every class [N, classes]. A row that no known label reaches has zeros.
+
+    >>> rows = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    >>> rows[30:] += 20
+    >>> labels = torch.full((60,), -1)
+    >>> labels[0], labels[59] = 0, 1
+    >>> found = spread_labels(rows, labels, 2).argmax(1)
+    >>> found[:30].unique().tolist(), found[30:].unique().tolist()
+    ([0], [1])
     """
     with torch.sparse.check_sparse_tensor_invariants(False):
         normal = _normalised(*_graph_and_degree(rows, min(neighbours, len(rows) - 1)))

@@ -25,7 +25,18 @@ MOST_MADE = 20  # tensors created while building, per tensor of weights and per 
 def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
     """Build a new model from :meth:`aevb.Model.declaration`.
 
-    ``custom`` holds your own classes that are not registered.
+    Arguments:
+        declaration: The declaration.
+        custom: Your own classes that are not registered.
+
+    Returns:
+        The model, with new weights.
+
+    >>> from aevb import Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> again = from_declaration(json.loads(json.dumps(model.declaration())))
+    >>> str(again) == str(model)
+    True
     """
     return Model(**deserialize(declaration, custom))
 
@@ -33,8 +44,26 @@ def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()
 def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
     """Load a model that :meth:`aevb.Model.save` wrote, and check its files against their hashes.
 
-    ``custom`` holds your own classes that are not registered. Loading unpickles nothing and imports
-    nothing. It raises ValueError if the folder holds no model or a damaged one.
+    Loading unpickles nothing and imports nothing.
+
+    Arguments:
+        path: The folder.
+        custom: Your own classes that are not registered.
+
+    Returns:
+        The model, with the saved weights.
+
+    Raises:
+        ValueError: The folder holds no model or a damaged one.
+
+    >>> import tempfile
+    >>> from aevb import Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save(folder)
+    ...     again = load(folder)
+    >>> again.declaration() == model.declaration()
+    True
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file

@@ -41,6 +41,13 @@ class Model(DeclaredModel):
 
     Declare the two factorizations; the bound, its estimator and their derivation follow.
 
+    Arguments:
+        p: The factors of the generative model: "variable | parents" → conditional.
+        q: The factors of the approximate posterior of the latents, in the same notation.
+        given: The sizes of the variables that are only conditioned on, by name.
+        missing: With "mask", q's networks also read a mask of the missing entries, through weights
+            that start at zero. By default, "zeros", they read missing entries as zeros only.
+
     >>> from aevb import Bernoulli, Normal, mlp
     >>> vae = Model(
     ...     p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))},
@@ -48,10 +55,6 @@ class Model(DeclaredModel):
     ... )
     >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
     torch.Size([3])
-
-    ``given`` maps variables that are only conditioned on to their sizes. With ``missing="mask"``,
-    q's networks also read a mask of the missing entries, through weights that start at zero. By
-    default they read missing entries as zeros only.
     """
 
     def __init__(
@@ -84,16 +87,36 @@ class Model(DeclaredModel):
         return digest
 
     def untouched(self) -> bool:
-        """Whether p's weights are still the initial ones: not trained, loaded or set."""
+        """Return whether p's weights are still the initial ones: not trained, loaded or set.
+
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> model.untouched()
+        True
+        >>> run = fit(model, {"x": torch.randn(50, 2)}, steps=2, progress=False)
+        >>> model.untouched()
+        False
+        """
         return self._initial is not None and self._initial == self._digest()
 
     # Copies and explanations ----------------------------------------------------------------------
 
     def fresh(self, seed: int) -> Model:
-        """Build a new model with the same declaration, device and precision, from a seed.
+        """Build a new model with the same declaration, device and precision.
 
-        The seed initialises its weights. Frozen parameters (``requires_grad_(False)``) are copied
-        and frozen in the new model too.
+        Frozen parameters (``requires_grad_(False)``) are copied and frozen in the new model too.
+
+        Arguments:
+            seed: Decides the initial weights.
+
+        Returns:
+            The new model.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> one, other = model.fresh(seed=0), model.fresh(seed=0)
+        >>> all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters()))
+        True
         """
         like = self._parameter()
         parts = {
@@ -120,10 +143,26 @@ class Model(DeclaredModel):
     def explain(self, **choices: Any) -> Explanation:
         """Explain the estimator: its formula, and for each latent how its term is computed and why.
 
-        ``choices`` are ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in
-        :meth:`elbo`, and ``clamped`` and ``partial``, the variables that the data hold in all rows
-        or with missing entries. The result is a string; its attribute ``latex`` holds the formula
-        in LaTeX.
+        Arguments:
+            **choices: ``how``, ``bound``, ``samples``, ``gradient`` and ``resample``, as in
+                :meth:`elbo`, and ``clamped`` and ``partial``, the variables that the data hold in
+                all rows or with missing entries.
+
+        Returns:
+            The explanation, a string; its attribute ``latex`` holds the formula in LaTeX.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> print(model.explain())
+        log p(x) ≥ E of this estimator (ELBO):
+        <BLANKLINE>
+          log p(x|zˢ) − KL(q(z|x) ‖ p(z))
+        <BLANKLINE>
+          zˢ = μ(x) + σ(x) ε, ε ~ N(0, I)
+        <BLANKLINE>
+        z: pathwise: a Normal sample is a differentiable function of its parameters and of noise.
+           term closed: KL(Normal ‖ Normal) is known, and z has no parents in p.
+        cost: each example passes through x's network 1×.
         """
         return explain(self.plan(**choices))
 
@@ -152,17 +191,38 @@ class Model(DeclaredModel):
     ) -> Bound:
         """Estimate a lower bound on log p(data | given), one number per example.
 
-        ``how`` overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
-        ``bound="iwae"`` with ``samples=K`` is the importance-weighted bound, and
-        ``bound="particles"`` that of a particle filter with K particles, for sequences.
-        ``resample`` is the share of effective particles below which it resamples a row (default
-        0.5; 0 is never). ``gradient`` is "plain", "stl" or "dreg", or for particles "score", which
-        includes the gradient of resampling. The same ``noise`` (or ``seed``) gives the same
-        numbers. The data may contain a latent too, for all rows or some of them (−1 or NaN
-        elsewhere); it is then clamped in these rows. Missing entries (NaN) leave the
-        likelihood; those that p reads (its own past) are drawn from p. ``kl_weight`` weights the KL
-        terms, all or by latent. The result's ``objective`` then has the weights and a gradient; its
-        ``value`` is still the bound.
+        Missing entries (NaN) leave the likelihood; those that p reads (its own past) are drawn from
+        p.
+
+        Arguments:
+            how: Overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
+            bound: "elbo"; "iwae", the importance-weighted bound; or "particles", the bound of a
+                particle filter, for sequences.
+            samples: The number K of draws; of particles for ``bound="particles"``.
+            gradient: "plain", "stl" or "dreg", or for particles "score", which includes the
+                gradient of resampling.
+            resample: The share of effective particles below which a particle filter resamples a row
+                (default 0.5; 0 is never).
+            temperature: The temperature of relaxed draws.
+            kl_weight: The weight of the KL terms, one number or numbers by latent.
+            noise: The noise of :meth:`draw_noise`. The same noise gives the same numbers.
+            seed: Draws the noise; None uses torch's global generator.
+            steps: Marks the real steps of ragged sequences, [N, T].
+            lengths: The number of steps of each ragged sequence, [N].
+            **data: The observed and given variables by name. A latent may be among them, for all
+                rows or some of them (−1 or NaN elsewhere); it is then clamped in these rows.
+
+        Returns:
+            The bound in ``value`` and its parts in ``terms``. With ``kl_weight``, ``objective`` has
+            the weights and a gradient; ``value`` is still the bound.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> x = torch.zeros(3, 2)
+        >>> bound = model.elbo(x=x, seed=0)
+        >>> bound.value.shape, sorted(bound.terms)
+        (torch.Size([3]), ['kl(z)', 'x'])
+        >>> tighter = model.elbo(x=x, bound="iwae", samples=50, seed=0)
         """
         if not isinstance(temperature, Tensor) and not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}.")
@@ -218,9 +278,25 @@ class Model(DeclaredModel):
           from p;
         - or settings of a method, such as ``AIS(temperatures=5000)``.
 
-        ``memory`` limits the memory of all tensors: a number of bytes, or a string such as "2 GiB".
-        On a GPU torch reserves more memory than the tensors need. The result prints itself, with
-        notes if it is unreliable.
+        Arguments:
+            method: See above.
+            samples: The number of draws, chains or particles.
+            seed: Decides the draws; None uses torch's global generator.
+            memory: Limits the memory of all tensors: a number of bytes, or a string such as "2
+                GiB". On a GPU torch reserves more memory than the tensors need.
+            **data: The observed and given variables by name; also ``steps`` or ``lengths`` of
+                ragged sequences, as in :meth:`elbo`.
+
+        Returns:
+            The :class:`Evidence`, which prints itself, with notes if it is unreliable.
+
+        >>> from aevb import MultivariateNormal, Normal, linear
+        >>> p = {"z": Normal(1), "x | z": Normal(2, net=linear(), scale="learned")}
+        >>> model = Model(p, q={"z | x": MultivariateNormal()})
+        >>> model.log_evidence(x=torch.zeros(3, 2)).method
+        'exact'
+        >>> model.log_evidence(x=torch.zeros(3, 2), method="importance", samples=50, seed=0).method
+        'importance'
         """
         batch = self.prepare(gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
@@ -239,11 +315,26 @@ class Model(DeclaredModel):
     ) -> Gap:
         """Split log p(data | given) − ELBO into approximation gap and amortisation gap.
 
-        There is one number of each per example. The approximation gap remains with the best member
-        of q's family for each example. This member is found by ``iterations`` steps of gradient
-        ascent from the encoder's output; the encoder's output is kept if the ascent does not
-        clearly improve it. Both bounds are then estimated with ``samples`` fresh draws. ``method``
-        is the method of :meth:`log_evidence`, and ``how`` overrides the plan as in :meth:`elbo`.
+        The approximation gap remains with the best member of q's family for each example. This
+        member is found by gradient ascent from the encoder's output; the encoder's output is kept
+        if the ascent does not clearly improve it. Both bounds are then estimated with fresh draws.
+
+        Arguments:
+            iterations: The number of steps of gradient ascent.
+            samples: The number of fresh draws.
+            method: The method of the evidence, as in :meth:`log_evidence`.
+            how: Overrides the plan, as in :meth:`elbo`.
+            seed: Decides the draws.
+            **data: The observed and given variables by name.
+
+        Returns:
+            The :class:`Gap`, with one number of each kind per example.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> gap = model.gap(x=torch.zeros(3, 2), iterations=5, samples=100, seed=0)
+        >>> torch.allclose(gap.total, gap.approximation + gap.amortisation, atol=1e-5)
+        True
         """
         return split_gap(
             self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed
@@ -260,12 +351,19 @@ class Model(DeclaredModel):
         seed: int | None = None,
         **fixed: Any,
     ) -> dict[str, Tensor]:
-        """Draw ancestral samples of all variables, each [n, size] or [n, steps, size].
+        """Draw ancestral samples of all variables.
 
-        ``fixed`` holds values of variables that are not drawn. A variable may be fixed if it is
-        given or a root of p, or if all its parents are fixed; otherwise fixing it would be an
-        intervention. With ``mean=True`` an observed variable is the mean of its conditional instead
-        of a draw.
+        Arguments:
+            n: The number of rows.
+            steps: The number of steps of a sequence.
+            mean: Whether an observed variable is the mean of its conditional instead of a draw.
+            seed: Decides the draws; None uses torch's global generator.
+            **fixed: Values of variables that are not drawn. A variable may be fixed if it is given
+                or a root of p, or if all its parents are fixed; otherwise fixing it would be an
+                intervention.
+
+        Returns:
+            The draws by variable, each [n, size] or [n, steps, size].
 
         >>> from aevb import Normal
         >>> model = Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal()})
@@ -275,9 +373,17 @@ class Model(DeclaredModel):
         return ancestral.sample(self, n, fixed, steps=steps, mean=mean, seed=seed)
 
     def untaught(self) -> dict[str, str]:
-        """The latents whose factors in q were not trained for this p, each with the reason.
+        """Find the latents whose factors in q were not trained for this p.
 
-        Empty after a run that trained q.
+        Returns:
+            The reason for each of them; empty after a run that trained q.
+
+        >>> from aevb import Normal, fit, mle
+        >>> p = {"z": Normal(1), "x | z": Normal(2, scale="learned")}
+        >>> model = Model(p, q={"z | x": Normal(scale="learned")})
+        >>> run = fit(model, {"x": torch.randn(50, 2)}, schedule=mle(), steps=2, progress=False)
+        >>> model.untaught()
+        {'z': 'mle() trains p alone'}
         """
         return self.teaching.untaught(self)
 
@@ -293,12 +399,27 @@ class Model(DeclaredModel):
     ) -> Posterior:
         """The posterior p(latents | data).
 
-        ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, ``.log_prob(z=…)`` is its
-        log-density. With ``method="auto"`` it is q(latents | data) if q was trained. If q was not
-        trained (for instance after ``mle()``), or if rows end in missing steps that q cannot
-        forecast, it is the exact posterior; if that is unknown, this raises an error. ``method``
-        "q" or "exact" chooses one of the two. The attribute ``method`` of the result says which one
-        it is.
+        With ``method="auto"`` it is q(latents | data) if q was trained. If q was not trained (for
+        instance after ``mle()``), or if rows end in missing steps that q cannot forecast, it is the
+        exact posterior; if that is unknown, this raises an error.
+
+        Arguments:
+            samples: The number of draws of the other latents that a marginal averages over.
+            seed: Decides the draws; None uses torch's global generator.
+            method: "auto", "q" or "exact".
+            steps: Marks the real steps of ragged sequences, [N, T].
+            lengths: The number of steps of each ragged sequence, [N].
+            **data: The observed and given variables by name, and latents that are known.
+
+        Returns:
+            The :class:`Posterior`. ``["z"]`` is a distribution, ``.sample(S)`` draws jointly, and
+            ``.log_prob(z=…)`` is its log-density; its attribute ``method`` is "q" or "exact".
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> posterior = model.posterior(x=torch.zeros(3, 2))
+        >>> posterior["z"].mean.shape, posterior.method
+        (torch.Size([3, 1]), 'q')
         """
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
@@ -316,8 +437,23 @@ class Model(DeclaredModel):
     ) -> dict[str, Tensor]:
         """Reconstruct the observed variables.
 
-        The latents are drawn once from the posterior. The reconstruction is p's mean, or a draw. To
-        fill missing cells, use :meth:`impute`.
+        The latents are drawn once from the posterior. To fill missing cells, use :meth:`impute`.
+
+        Arguments:
+            mean: Whether the result is p's mean; otherwise it is a draw.
+            seed: Decides the draws; None uses torch's global generator.
+            method: The posterior, as in :meth:`posterior`.
+            steps: As in :meth:`posterior`.
+            lengths: As in :meth:`posterior`.
+            **data: The observed and given variables by name.
+
+        Returns:
+            The reconstructions by variable, in the shapes of the data.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> model.reconstruct(x=torch.zeros(3, 2), seed=0)["x"].shape
+        torch.Size([3, 2])
         """
         return self.posterior(
             seed=seed, method=method, steps=steps, lengths=lengths, **data
@@ -336,11 +472,21 @@ class Model(DeclaredModel):
     ) -> Imputation:
         """Impute missing cells (NaN) of the observed variables, given the known cells.
 
-        The result holds the posterior mean, the standard deviation and joint draws. It uses the
-        exact posterior if that is known (missing steps at the end of a series are then forecasts),
-        otherwise ``samples`` draws of q. If p reads missing entries (its own past), draws of q and
-        p are weighted by a particle filter, so that a gap is filled given the data before and
-        after it. ``method`` is as in :meth:`posterior`.
+        It uses the exact posterior if that is known (missing steps at the end of a series are then
+        forecasts), otherwise draws of q. If p reads missing entries (its own past), draws of q and
+        p are weighted by a particle filter, so that a gap is filled given the data before and after
+        it.
+
+        Arguments:
+            samples: The number of draws.
+            seed: Decides the draws; None uses torch's global generator.
+            method: The posterior, as in :meth:`posterior`.
+            steps: As in :meth:`posterior`.
+            lengths: As in :meth:`posterior`.
+            **data: The observed and given variables by name, with NaN where missing.
+
+        Returns:
+            The posterior ``mean``, the standard deviation ``sd`` and joint ``draws``, by variable.
 
         >>> from aevb import Normal, fit, mle
         >>> z = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
@@ -383,17 +529,26 @@ class Model(DeclaredModel):
         lengths: Any = None,
         **past: Any,
     ) -> Forecast:
-        """Forecast the observed variables for ``steps`` steps after the end of each row.
+        """Forecast the observed variables for some steps after the end of each row.
 
-        ``past`` holds the data so far; missing entries (NaN) are marginalised out, and rows may
-        have different ``lengths``. A given variable with a time axis also needs its future,
-        ``given={"u": u}`` of shape [N, steps, size].
+        ``method="auto"`` is exact where the evidence is exact (Kalman filter, forward algorithm);
+        otherwise a particle filter with q as proposal runs to the end of the past, and p continues
+        ``samples`` of its particles. "q" draws the past's latents from q.
 
-        The result has ``mean``, ``sd``, ``draws`` (joint over variables and steps), ``quantile``,
-        ``interval``, ``log_prob`` and ``plot``. ``method="auto"`` is exact where the evidence is
-        exact (Kalman filter, forward algorithm); otherwise a particle filter with q as proposal
-        runs to the end of the past, and p continues ``samples`` of its particles. "q" draws the
-        past's latents from q. The attribute ``method`` of the result says which one it is.
+        Arguments:
+            steps: The number of steps.
+            samples: The number of joint draws.
+            given: The future of given variables with a time axis, ``given={"u": u}`` of shape
+                [N, steps, size].
+            method: "auto", "exact", "particles" or "q".
+            seed: Decides the draws; None uses torch's global generator.
+            lengths: The number of past steps of each row, if they differ, [N].
+            **past: The data so far by name; missing entries (NaN) are marginalised out.
+
+        Returns:
+            The :class:`Forecast`: ``mean``, ``sd``, ``draws`` (joint over variables and steps),
+            ``quantile``, ``interval``, ``log_prob`` and ``plot``; its attribute ``method`` says how
+            it was computed.
 
         >>> from aevb import Normal
         >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
@@ -426,9 +581,25 @@ class Model(DeclaredModel):
     ) -> Beliefs:
         """Beliefs about the latents at each step given the data up to it, p(z[t] | x[0..t]).
 
-        The result has ``mean``, ``sd`` and ``probs`` by latent, and ``["z"]`` as a distribution
-        where it is known. ``method="auto"`` is exact where the evidence is exact, otherwise a
-        particle filter with q as proposal. "q" is q's own belief, if q reads no later data.
+        ``method="auto"`` is exact where the evidence is exact, otherwise a particle filter with q
+        as proposal. "q" is q's own belief, if q reads no later data.
+
+        Arguments:
+            samples: The number of particles, or of draws of q.
+            method: "auto", "exact", "particles" or "q".
+            seed: Decides the draws; None uses torch's global generator.
+            lengths: The number of steps of each row, if they differ, [N].
+            **data: The observed and given variables by name.
+
+        Returns:
+            The :class:`Beliefs`: ``mean``, ``sd`` and ``probs`` by latent, and ``["z"]`` as a
+            distribution where it is known.
+
+        >>> from aevb import Normal
+        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
+        >>> model = Model(p, q={"z[t] | x[t]": Normal()})
+        >>> model.filter(x=torch.zeros(1, 5, 1)).mean["z"].shape
+        torch.Size([1, 5, 1])
         """
         return filter_of(
             self,
@@ -452,9 +623,26 @@ class Model(DeclaredModel):
     ) -> Beliefs:
         """Beliefs about the latents at each step given all data, p(z[t] | x).
 
-        As :meth:`filter`. By particles, ``samples`` paths are drawn by backward simulation where
-        p is Markov in its latents, otherwise they are the lines of the last particles; ``why`` of
-        the result says which. "q" is q's posterior, which smooths only if q reads later data.
+        By particles, ``samples`` paths are drawn by backward simulation where p is Markov in its
+        latents, otherwise they are the lines of the last particles; ``why`` of the result says
+        which. "q" is q's posterior, which smooths only if q reads later data.
+
+        Arguments:
+            samples: The number of particles, or of draws of q.
+            method: As in :meth:`filter`.
+            seed: As in :meth:`filter`.
+            lengths: As in :meth:`filter`.
+            **data: The observed and given variables by name.
+
+        Returns:
+            The :class:`Beliefs`.
+
+        >>> from aevb import Normal
+        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
+        >>> model = Model(p, q={"z[t] | x[t]": Normal()})
+        >>> x = torch.zeros(1, 5, 1)
+        >>> bool((model.smooth(x=x).sd["z"] <= model.filter(x=x).sd["z"] + 1e-5).all())
+        True
         """
         return smooth_of(
             self,
@@ -467,9 +655,20 @@ class Model(DeclaredModel):
         )
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
-        """log p of a complete assignment, one number per example.
+        """Compute log p of a complete assignment.
 
-        An assignment has a value for every stochastic and every given variable.
+        Arguments:
+            steps: Marks the real steps of ragged sequences, [N, T].
+            lengths: The number of steps of each ragged sequence, [N].
+            **assignment: A value for every stochastic and every given variable, by name.
+
+        Returns:
+            One number per example.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> model.log_prob(**model.sample(3, seed=0)).shape
+        torch.Size([3])
         """
         graph = self.graph
         need = (*graph.stochastic, *graph.given)
@@ -518,14 +717,32 @@ class Model(DeclaredModel):
         return result
 
     def declaration(self) -> dict[str, Any]:
-        """The declaration as JSON-ready data; :func:`aevb.from_declaration` reads it."""
+        """Return the declaration as JSON-ready data; :func:`aevb.from_declaration` reads it.
+
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> model.declaration()["q"]
+        {'z | x': {'type': 'Normal'}}
+        """
         return serialize(self.graph, self.missing)
 
     def save(self, path: str | Path) -> None:
         """Write the model into a folder.
 
         The files are ``model.json`` (the declaration), ``weights.safetensors`` and
-        ``manifest.json`` (their hashes).
+        ``manifest.json`` (their hashes). :func:`aevb.load` reads them.
+
+        Arguments:
+            path: The folder.
+
+        >>> import tempfile
+        >>> from aevb import Normal, load
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(folder)
+        ...     again = load(folder)
+        >>> all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+        True
         """
         if str(path) == "":
             raise ValueError(

@@ -63,8 +63,8 @@ def test_every_setting_is_documented_where_it_is_defined():
         text = definition.documentation(one)
         assert text.endswith(".")
         assert "[" not in text, "rich would take it for markup"
-        assert f"{one.name}: {one.type} = " in Settings.__doc__
-        assert text in Settings.__doc__
+        assert f" {one.name} ({one.type}): " in Settings.__doc__
+        assert text in " ".join(Settings.__doc__.split())
 
 
 def test_type_checkers_know_the_keywords_of_fit(tmp_path):

@@ -138,6 +138,42 @@ class Comparison:
 
     ``print`` shows a table, what can be told from noise, and what must not be trusted. A model is
     found by its name: ``comparison["vae"].evidence`` is its log p per row.
+
+    Attributes:
+        models: The models with their log p per row, the best first.
+        what: Which rows they are, e.g. "38 held-out rows of table.csv".
+        units: A sentence on the units of log p.
+        notes: Other remarks.
+
+    >>> from aevb import Model, Normal, compare
+    >>> x = np.random.default_rng(0).normal(size=(200, 1))
+    >>> narrow, wide = (Model(p={"x": Normal(1, scale=s)}, q={}) for s in (1.0, 5.0))
+    >>> found = compare({"narrow": narrow, "wide": wide}, {"x": x})
+    >>> found.best.name, found.verdict("wide"), found.close()
+    ('narrow', 'worse', [])
+    >>> found.difference("wide").mean < 0, found.rows
+    (True, 200)
+
+    ``print(found)`` shows these parts:
+
+    >>> found.title()
+    '200 rows: exact log p in nats per example'
+    >>> list(found.columns())
+    ['', 'model', 'log p', 'difference', 'p']
+    >>> len(found.table()), len(found.sentences())
+    (3, 1)
+    >>> found.conclusions()[0].startswith(found.legend()[:20])
+    True
+
+    A file gets the same numbers:
+
+    >>> import tempfile
+    >>> [one["model"] for one in found.record()]
+    ['narrow', 'wide']
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(Path(folder) / "models.csv")
+    >>> Comparison.of(found.models[::-1]).best.name
+    'narrow'
     """
 
     models: tuple[Compared, ...]
@@ -149,7 +185,17 @@ class Comparison:
     def of(
         cls, models: Sequence[Compared], what: str = "", units: str = "", notes: Sequence[str] = ()
     ) -> Comparison:
-        """Order models by their mean log p; those without a finite one come last."""
+        """Order models by their mean log p; those without a finite one come last.
+
+        Arguments:
+            models: The models, in any order.
+            what: Which rows they are.
+            units: A sentence on the units of log p.
+            notes: Other remarks.
+
+        Returns:
+            The comparison.
+        """
         order = sorted(
             models, key=lambda one: one.mean if math.isfinite(one.mean) else -math.inf, reverse=True
         )
@@ -170,19 +216,32 @@ class Comparison:
 
     @property
     def rows(self) -> int:
+        """The number of rows."""
         return len(self.best.evidence)
 
     def difference(self, name: str, other: str | None = None) -> Difference:
-        """The paired difference of a model to another one, by default to the best."""
+        """Compute the paired difference of two models: the mean of log p − log p' over the rows.
+
+        Arguments:
+            name: The model.
+            other: The model to compare it with, by default the best.
+
+        Returns:
+            The mean, its standard error, and whether it can be told from noise.
+        """
         found = self.best if other is None else self[other]
         return paired(self[name], found, len(self.models) - 1)
 
     def close(self) -> list[Compared]:
-        """The models that cannot be told from the best, without the best itself."""
+        """Return the models that cannot be told from the best, without the best itself."""
         return [one for one in self.models[1:] if self.difference(one.name).told is False]
 
     def verdict(self, name: str) -> str:
-        """Return "best", "worse", "not told apart" or "not decided"."""
+        """Return "best", "worse", "not told apart" or "not decided".
+
+        Arguments:
+            name: The model.
+        """
         if name == self.best.name:
             return "best"
         told = self.difference(name).told
@@ -202,6 +261,7 @@ class Comparison:
         return cards.comparison_card(self)
 
     def title(self) -> str:
+        """Return the line above the table: which rows, and how log p was computed."""
         exact = all(one.method == "exact" for one in self.models)
         return f"{self.what or counted(self.rows)}: {'exact ' * exact}log p in nats per example"
 
@@ -256,7 +316,7 @@ class Comparison:
         ]
 
     def legend(self) -> str:
-        """Explain the columns and marks that the table has."""
+        """Return the explanation of the columns and marks that the table has."""
         marks = {self._mark(one) for one in self.models}
         said = {
             "*": "*: best",
@@ -370,7 +430,11 @@ class Comparison:
         ]
 
     def save(self, path: str | Path) -> None:
-        """Write :meth:`record` to a CSV file, one line per model."""
+        """Write :meth:`record` to a CSV file, one line per model.
+
+        Arguments:
+            path: The file.
+        """
         write_csv(Path(path), self.record())
 
 

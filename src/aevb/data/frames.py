@@ -34,21 +34,36 @@ _ONE_COMMA = rf"{_BEFORE}([1-9]\d{{0,2}},\d{{3}}|\d+){_AFTER}"  # of thousands o
 
 
 def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
-    """Read a table whole, as a ``pyarrow.Table`` with the types of its columns.
+    r"""Read a table whole, as a ``pyarrow.Table`` with the types of its columns.
 
-    ``path`` is a text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files. The
-    separator, the encoding, the header and decimal commas of a text table are found as for a table
-    of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or words; a
-    cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is missing (null).
-    ``null``, ``None`` and ``?`` are missing too, except in columns of words, where they may be
-    levels. Amounts such as ``$1,234.50`` and ``12 %``, and dates
-    such as ``01.03.2024``, stay words. Whole numbers are words if some
-    have leading zeros (00123). Blanks around words are removed. The metadata of a column of words
-    count its cells that a word made missing: ``missing words`` is JSON such as ``{"NA": 2}``.
-    Without a header the columns are named 1, 2, …. ``missing`` are further texts that mark missing
-    cells of a text table, as it writes them, except in columns of words.
+    The separator, the encoding, the header and decimal commas of a text table are found as for a
+    table of numbers. Its columns hold integers, numbers, truth values, ISO dates or times, or
+    words; a cell that is empty or holds one of ``NA``, ``N/A``, ``n/a``, ``NaN``, ``nan`` is
+    missing (null). ``null``, ``None`` and ``?`` are missing too, except in columns of words, where
+    they may be levels. Amounts such as ``$1,234.50`` and ``12 %``, and dates such as
+    ``01.03.2024``, stay words. Whole numbers are words if some have leading zeros (00123). Blanks
+    around words are removed. The metadata of a column of words count its cells that a word made
+    missing: ``missing words`` is JSON such as ``{"NA": 2}``. Without a header the columns are named
+    1, 2, ….
 
-    Raises ValueError that names the file, and the line where there is one.
+    Arguments:
+        path: A text table (.csv, .tsv, .txt), a Parquet file, or a folder of Parquet files.
+        missing: Further texts that mark missing cells of a text table, as it writes them, except in
+            columns of words.
+
+    Returns:
+        The ``pyarrow.Table``.
+
+    Raises:
+        ValueError: The table cannot be read. The message names the file, and the line where there
+            is one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "plants.csv"
+    ...     _ = path.write_text("kind,height\npea,12.5\nbean,\n")
+    ...     read_frame(path).to_pydict()
+    {'kind': ['pea', 'bean'], 'height': [12.5, None]}
     """
     path = Path(path)
     try:

@@ -25,10 +25,19 @@ INSIDE = 2.0**-24
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """Grey levels 0 … ``levels`` − 1 that ``how`` draws again each time training takes rows.
+    """Grey levels that are drawn again each time training takes their rows.
 
     The stored levels do not change. In validation and evaluation the draw of a row is always the
-    same.
+    same. :func:`binarise` and :func:`dequantise` return it with ``fresh=True``; ``fit`` accepts it.
+
+    Attributes:
+        values: The grey levels 0 … ``levels`` − 1, an array or a mapped file.
+        how: "binarise" or "dequantise".
+        levels: Number of grey levels.
+
+    >>> pixels = binarise(np.array([[0, 128, 255]]), fresh=True)
+    >>> pixels, len(pixels)
+    (binarise 256, 1)
     """
 
     values: Any
@@ -36,13 +45,34 @@ class Fresh:
     levels: int = 256
 
     def draw(self, levels: Tensor, uniform: Tensor) -> Tensor:
-        """Draw rows from their grey levels and as many numbers uniform on [0, 1)."""
+        """Draw rows from their grey levels.
+
+        Arguments:
+            levels: The grey levels of the rows.
+            uniform: As many numbers, uniform on [0, 1).
+
+        Returns:
+            The drawn rows: 0 or 1, or numbers inside (0, 1).
+
+        >>> import torch
+        >>> fresh = binarise(np.array([[0, 128, 255]]), fresh=True)
+        >>> fresh.draw(torch.tensor([0, 128, 255]), torch.tensor([0.5, 0.4, 0.9]))
+        tensor([0., 1., 1.])
+        """
         if self.how == "binarise":
             return (uniform * (self.levels - 1) < levels).to(uniform.dtype)
         return ((levels + uniform) / self.levels).clamp(INSIDE, 1 - INSIDE)
 
     def middle(self, levels: np.ndarray, first_row: int | None = None) -> np.ndarray:
-        """Return a possible value of a draw, for checks; ``first_row`` as in ``_levels``."""
+        """Return a possible value of a draw, for checks.
+
+        Arguments:
+            levels: The grey levels of some rows.
+            first_row: The number of the first of these rows in their file, for messages.
+
+        >>> dequantise(np.array([[0, 3]]), levels=4, fresh=True).middle(np.array([[0, 3]])).tolist()
+        [[0.125, 0.875]]
+        """
         checked = _levels(self.how, levels, self.levels, first_row)
         return (
             _RULES["threshold"](checked, self.levels, None)
@@ -51,7 +81,14 @@ class Fresh:
         )
 
     def once(self, seed: int = 0) -> np.ndarray:
-        """Draw all rows once and return them as an array."""
+        """Draw all rows once and return them as an array.
+
+        Arguments:
+            seed: Decides the draw.
+
+        >>> binarise(np.array([[0, 255]]), fresh=True).once(seed=1).tolist()
+        [[0.0, 1.0]]
+        """
         return np.asarray(PREPARATIONS[self.how](self.values, self.levels, seed=seed))
 
     def __len__(self) -> int:
@@ -63,9 +100,20 @@ class Fresh:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Grey levels of a mapped file, prepared by ``how`` when indexed.
+    """Grey levels of a mapped file, prepared when they are indexed.
 
-    Each row is the same as if the whole file were an array in memory.
+    Each row is the same as if the whole file were an array in memory. The preparations make it of
+    a mapped file; numpy and ``fit`` accept it as an array.
+
+    Attributes:
+        raw: The grey levels of the file.
+        how: The name of the preparation, such as "scale".
+        levels: Number of grey levels.
+        seed: Decides the draws of "dequantise" and "binarise".
+
+    >>> rows = Prepared(np.array([[0, 255], [51, 102]]), "scale")
+    >>> rows.shape, rows[1].round(2).tolist()
+    ((2, 2), [0.20000000298023224, 0.4000000059604645])
     """
 
     raw: Any
@@ -75,10 +123,12 @@ class Prepared:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the file's array."""
         return tuple(self.raw.shape)
 
     @property
     def ndim(self) -> int:
+        """The number of axes of the file's array."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -112,7 +162,16 @@ class Prepared:
 
 
 def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
-    """Dequantise grey levels 0 … levels − 1 to (0, 1): (x + u) / levels with u uniform on [0, 1).
+    """Dequantise grey levels to (0, 1): (x + u) / levels with u uniform on [0, 1).
+
+    Arguments:
+        x: Grey levels 0 … levels − 1: an array, a list of sequences, or a mapped file.
+        levels: Number of grey levels.
+        seed: Decides the draws u.
+        fresh: Draw u again each time training takes a row (:class:`Fresh`).
+
+    Returns:
+        The numbers as float32; those of a mapped file are prepared when they are read.
 
     >>> (dequantise([0, 3], levels=4) * 4).astype(int).tolist()
     [0, 3]
@@ -123,6 +182,14 @@ def dequantise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False)
 def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
     """Threshold grey levels: 1 for the upper half of the levels, else 0.
 
+    Arguments:
+        x: Grey levels, as in :func:`dequantise`.
+        levels: Number of grey levels.
+        seed: Unused: nothing is drawn.
+
+    Returns:
+        Zeros and ones as float32.
+
     >>> threshold([0, 127, 128, 255]).tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
@@ -132,13 +199,31 @@ def threshold(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 def binarise(x: Any, levels: int = 256, *, seed: int = 0, fresh: bool = False) -> Any:
     """Draw 1 with probability x / (levels − 1), else 0.
 
-    Draw once, or with ``fresh=True`` each time a row is taken.
+    Arguments:
+        x: Grey levels, as in :func:`dequantise`.
+        levels: Number of grey levels.
+        seed: Decides the draws.
+        fresh: Draw again each time training takes a row (:class:`Fresh`).
+
+    Returns:
+        Zeros and ones as float32; those of a mapped file are drawn when they are read.
+
+    >>> binarise([0, 255]).tolist()
+    [0.0, 1.0]
     """
     return _fresh("binarise", x, levels) if fresh else _prepared("binarise", x, levels, seed)
 
 
 def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
     """Scale grey levels to [0, 1].
+
+    Arguments:
+        x: Grey levels, as in :func:`dequantise`.
+        levels: Number of grey levels.
+        seed: Unused: nothing is drawn.
+
+    Returns:
+        x / (levels − 1) as float32.
 
     >>> scale([0, 255]).tolist()
     [0.0, 1.0]
@@ -147,7 +232,16 @@ def scale(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
 
 
 def counts(x: Any, levels: int = 256, *, seed: int = 0) -> Any:
-    """Return grey levels unchanged, as counts in float32."""
+    """Return grey levels unchanged, as counts in float32.
+
+    Arguments:
+        x: Grey levels, as in :func:`dequantise`.
+        levels: Number of grey levels; larger numbers are refused.
+        seed: Unused: nothing is drawn.
+
+    >>> counts([0, 7, 16], levels=17).tolist()
+    [0.0, 7.0, 16.0]
+    """
     return _prepared("counts", x, levels, seed)
 
 

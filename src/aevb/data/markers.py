@@ -21,6 +21,13 @@ SHOWN = 4  # columns that a warning names
 def mark_missing(x: Any, *markers: float) -> np.ndarray:
     """Replace every marker in the array by NaN (a missing value).
 
+    Arguments:
+        x: The array.
+        *markers: The numbers that mark a missing value.
+
+    Returns:
+        A copy of the array.
+
     >>> mark_missing([[1, -999], [3, 4]], -999).tolist()
     [[1.0, nan], [3.0, 4.0]]
     """

@@ -25,7 +25,19 @@ CHUNK = 2**24  # bytes of a file per read
 
 @dataclass(frozen=True, eq=False)
 class Standardised:
-    """(raw − mean) / scale. numpy and ``fit`` accept it as an array; files stay memory-mapped."""
+    """Values (raw − mean) / scale, computed when they are read.
+
+    :func:`standardise` makes it. numpy and ``fit`` accept it as an array; files stay memory-mapped.
+
+    Attributes:
+        raw: The values in their own units: an array, a list of sequences, or a mapped file.
+        mean: The mean of each column.
+        scale: The standard deviation of each column, 1 for a constant column.
+
+    >>> x = standardise([[1.0, 10.0], [3.0, 10.0]])
+    >>> x.mean.tolist(), x.scale.tolist(), np.asarray(x).tolist()
+    ([2.0, 10.0], [1.0, 1.0], [[-1.0, 0.0], [1.0, 0.0]])
+    """
 
     raw: Any
     mean: np.ndarray
@@ -33,6 +45,7 @@ class Standardised:
 
     @property
     def values(self) -> Any:
+        """All standardised values, as an array or a list of sequences."""
         check_mapped(self.raw)
         return (
             [self.apply(np.asarray(row)) for row in self.raw]
@@ -41,12 +54,32 @@ class Standardised:
         )
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Standardise other rows with the same mean and scale."""
+        """Standardise other rows with the same mean and scale.
+
+        Arguments:
+            x: Rows in the units of ``raw``.
+
+        Returns:
+            The standardised rows, in the shape of x.
+
+        >>> standardise([[1.0], [3.0]]).apply(np.array([[5.0]])).tolist()
+        [[3.0]]
+        """
         precision = x.dtype if x.dtype.kind == "f" else np.float64
         return ((self._columns(x) - self.mean) / self.scale).astype(precision).reshape(x.shape)
 
     def undo(self, x: Any) -> np.ndarray:
-        """Convert standardised values back to the units of ``raw``."""
+        """Convert standardised values back to the units of ``raw``.
+
+        Arguments:
+            x: Standardised values, for instance samples of a model.
+
+        Returns:
+            The values in the units of ``raw``, in the shape of x.
+
+        >>> standardise([[1.0], [3.0]]).undo([[3.0]]).tolist()
+        [[5.0]]
+        """
         array = np.asarray(x)
         found = self._columns(array) * self.scale + self.mean
         return np.asarray(found, dtype=array.dtype if array.dtype.kind == "f" else None).reshape(
@@ -81,12 +114,20 @@ class Standardised:
 def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     """Scale every column (the last axis) to mean 0 and standard deviation 1.
 
-    Missing entries (NaN) are ignored. A constant column is only centred. ``like`` is the record of
-    other rows, whose mean and scale are then used: ``standardise(test, like=train)``. ``fit`` and
-    numpy accept the record as an array; ``record.undo(samples)`` converts back to the units of x.
-    In a list of sequences of different lengths, all steps of all sequences count.
+    Missing entries (NaN) are ignored. A constant column is only centred. In a list of sequences of
+    different lengths, all steps of all sequences count.
 
-    Raises :class:`InfiniteError` (a ValueError) if an entry is infinite.
+    Arguments:
+        x: An array, a list of sequences, or a mapped file.
+        like: The record of other rows, whose mean and scale are then used:
+            ``standardise(test, like=train)``.
+
+    Returns:
+        A record that ``fit`` and numpy accept as an array; ``record.undo(samples)`` converts back
+        to the units of x.
+
+    Raises:
+        InfiniteError: An entry is infinite (a ValueError).
 
     >>> record = standardise([[1.0, 5.0], [3.0, 5.0]])
     >>> record.values.tolist(), record.mean.tolist(), record.scale.tolist()
@@ -162,8 +203,12 @@ def _first_infinite(raw: Any) -> InfiniteError:
 def as_sequence(images: Any, steps: int | None = None) -> np.ndarray:
     """Turn images into sequences whose steps are the rows of the image.
 
-    [N, height, width] is unchanged. [N, height · width] is split into ``steps`` rows, by default
-    square.
+    Arguments:
+        images: [N, height, width], which is unchanged, or [N, height · width].
+        steps: The number of rows of an image; by default images are square.
+
+    Returns:
+        The sequences [N, steps, width].
 
     >>> as_sequence(np.zeros((5, 64))).shape
     (5, 8, 8)
@@ -237,8 +282,20 @@ def parts(raw: Any) -> Iterator[np.ndarray]:
 class Affine:
     """Random affine distortions of images: rotation, shear, scaling and shift.
 
-    Every step draws small distortions. Each field is the largest one. ``rotate`` is in radians,
-    ``shift`` is a fraction of the side.
+    Every step draws small distortions, for ``fit(…, agree=…, distort=Affine(…))``. Each field is
+    the largest distortion of its kind.
+
+    Attributes:
+        shape: Height and width of the images.
+        rotate: The largest angle in radians.
+        shear: The largest shear.
+        scale: The largest change of the size, as a fraction.
+        shift: The largest shift, as a fraction of the side.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> rows, distort = torch.ones(3, 64), Affine((8, 8))
+    >>> distort(rows, distort.draws(3, generator, rows), binary=True).shape
+    torch.Size([3, 64])
     """
 
     shape: tuple[int, int]
@@ -248,7 +305,16 @@ class Affine:
     shift: float = 0.06
 
     def draws(self, n: int, generator: torch.Generator, like: Tensor) -> Tensor:
-        """Draw the random numbers of n distortions, [n, 6] in [−1, 1)."""
+        """Draw the random numbers of distortions.
+
+        Arguments:
+            n: Number of distortions.
+            generator: Decides the draws.
+            like: A tensor whose device and precision the draws have.
+
+        Returns:
+            Numbers [n, 6], uniform on [−1, 1).
+        """
         return torch.rand((n, 6), generator=generator, device=like.device, dtype=like.dtype) * 2 - 1
 
     def __call__(self, rows: Tensor, draws: Tensor, *, binary: bool) -> Tensor:

@@ -82,12 +82,18 @@ def constant_columns(why: str, fix: str) -> Degenerate:
 class Conditional:
     """The base class of all conditionals.
 
-    ``size`` is an int, or a shape such as (1, 28, 28); declare it once, in p. ``net`` maps the
-    parents to the distribution's parameters (default: affine). A variable without parents has a
-    fixed standard distribution unless ``learned=True``.
-
     A subclass may set ``pure = True`` if its methods have no side effects. A training step can then
     be recorded and replayed without calling its Python code again.
+
+    Arguments:
+        size: The number of entries: an int, or a shape such as (1, 28, 28). Declare it once, in p.
+        net: The network that maps the parents to the distribution's parameters (default: affine).
+        learned: Whether the parameters of a variable without parents are learned. By default it has
+            a fixed standard distribution.
+
+    >>> from aevb import Normal, mlp
+    >>> Normal(3, net=mlp(8)).heads(3)
+    {'loc': 3, 'scale': 3}
     """
 
     size: int | Shape | None = None
@@ -129,40 +135,109 @@ class Conditional:
     # What a family defines ------------------------------------------------------------------------
 
     def heads(self, d: int) -> dict[str, int]:
-        """The network's outputs for a variable with d entries: name → number of raw numbers."""
+        """The network's outputs.
+
+        Arguments:
+            d: The number of entries of the variable.
+
+        Returns:
+            The number of raw numbers, by name. They are the arguments of ``distribution``.
+
+        >>> from aevb import Normal
+        >>> Normal().heads(2), Normal(scale=0.1).heads(2)
+        ({'loc': 2, 'scale': 2}, {'loc': 2})
+        """
         raise TypeError(f"{type(self).__name__} has no heads(d).")
 
     def vectors(self, d: int) -> dict[str, Tensor]:
-        """Raw numbers that are free parameters, not network outputs: name → initial values."""
+        """Raw numbers that are free parameters, not network outputs.
+
+        Arguments:
+            d: The number of entries of the variable.
+
+        Returns:
+            Their initial values, by name. They are arguments of ``distribution``, like heads.
+
+        >>> from aevb import Normal
+        >>> Normal(scale="learned").vectors(2)
+        {'scale': tensor([0.5413, 0.5413])}
+        """
         return {}
 
     def unshared(self) -> Conditional:
-        """The same family with its vectors as further heads, so that they depend on the parents.
+        """Return the same family with its vectors as further heads.
 
-        A number for all entries becomes a head with one number per entry.
+        They then depend on the parents. A number for all entries becomes a head with one number per
+        entry.
+
+        >>> from aevb import Normal
+        >>> Normal(2, scale="learned").unshared()
+        Normal(2)
         """
         return self
 
     def standard(self, d: int) -> dict[str, float]:
         """The raw value of each head for a variable without parents.
 
-        0 for heads that are not listed.
+        Arguments:
+            d: The number of entries of the variable.
+
+        Returns:
+            The values by name; 0 for heads that are not listed.
+
+        >>> from aevb import Normal
+        >>> raw = Normal().standard(2)["scale"]
+        >>> round(float(torch.nn.functional.softplus(torch.tensor(raw))), 6)
+        1.0
         """
         return {}
 
     def distribution(self, **heads: Tensor) -> td.Distribution:
-        """The torch distribution with these raw parameters."""
+        """Make a torch distribution from raw numbers.
+
+        Arguments:
+            **heads: The heads and vectors of the family, by name.
+
+        Returns:
+            The distribution. Its entries are independent, or its event is the vector.
+
+        >>> from aevb import Normal
+        >>> Normal(scale=0.5).distribution(loc=torch.zeros(3))
+        Normal(loc: torch.Size([3]), scale: torch.Size([3]))
+        """
         raise TypeError(f"{type(self).__name__} has no distribution(...).")
 
     def noise(self, d: int) -> Noise | None:
         """The noise that ``reparametrise`` turns into a sample.
 
-        None to use torch's ``rsample`` or ``sample``.
+        Arguments:
+            d: The number of entries of the variable.
+
+        Returns:
+            The kind of noise and the count of numbers; None to use torch's ``rsample`` or
+            ``sample``.
+
+        >>> from aevb import Normal
+        >>> Normal().noise(2)
+        ('normal', 2)
         """
         return None
 
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
-        """Turn noise into a sample."""
+        """Turn noise into a sample.
+
+        Arguments:
+            dist: The distribution to sample.
+            noise: Noise of the kind and count that the method ``noise`` says.
+
+        Returns:
+            The sample.
+
+        >>> from aevb import Normal
+        >>> dist = Normal(scale=0.5).distribution(loc=torch.ones(2))
+        >>> Normal(scale=0.5).reparametrise(dist, torch.tensor([0.0, 2.0]))
+        tensor([1., 2.])
+        """
         raise TypeError(f"{type(self).__name__} cannot turn noise into a sample.")
 
     @property
@@ -199,15 +274,29 @@ class Conditional:
     def spread_vectors(self, root: Tensor) -> dict[str, Tensor]:
         """The learned vectors of a Gaussian with ``shared_scale``, from a root of its covariance.
 
-        The covariance is ``root`` ``root``ᵀ. If the family cannot have this covariance, return
-        those of the nearest member in KL(q ‖ p).
+        Arguments:
+            root: A matrix [d, d]; the covariance is ``root @ root.T``.
+
+        Returns:
+            The vectors by name. If the family cannot have this covariance, they are those of the
+            nearest member in KL(q ‖ p).
+
+        >>> from aevb import Normal
+        >>> found = Normal(2, scale="learned").spread_vectors(2 * torch.eye(2))
+        >>> torch.nn.functional.softplus(found["scale"])
+        tensor([2., 2.])
         """
         raise TypeError(f"{type(self).__name__} is not a Gaussian.")
 
     def degenerate(self) -> Degenerate | None:
         """The columns of data for which the likelihood of the learned parameters is unbounded.
 
-        None if there are none.
+        Returns:
+            A rule for such columns, with a text and the fix; None if there are none.
+
+        >>> from aevb import Normal
+        >>> Normal(scale="learned").degenerate().fix, Normal(scale=0.1).degenerate()
+        ('fix the scale (Normal(…, scale=0.1))', None)
         """
         return None
 
@@ -221,23 +310,56 @@ class Conditional:
     def sample_formula(self, parents: str, component: str = "") -> str | None:
         """The formula of a sample as a function of its parents and of noise ε.
 
-        None if there is no simple one.
+        Arguments:
+            parents: The names of the parents, as the formula shows them.
+            component: The index of a mixture's component, as the formula shows it.
+
+        Returns:
+            The formula; None if there is no simple one.
+
+        >>> from aevb import Normal
+        >>> Normal().sample_formula("x")
+        'μ(x) + σ(x) ε'
         """
         return None
 
     def values(self, d: int) -> Tensor | None:
-        """All values of a finite variable, one per row."""
+        """All values of a finite variable.
+
+        Arguments:
+            d: The number of entries of the variable.
+
+        Returns:
+            One value per row; None if the variable is not finite.
+
+        >>> from aevb import Bernoulli
+        >>> Bernoulli().values(2).tolist()
+        [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+        """
         return None
 
     def most_likely(
         self, count: Tensor, mean: Tensor, second: Tensor, floor: Tensor
     ) -> dict[str, Tensor] | None:
-        """The maximum-likelihood heads and vectors for data with these moments.
+        """The maximum-likelihood heads and vectors for data with some moments.
 
-        None if no closed form is known. Each row is for one value of a parent: ``count`` is the
-        weight of the data with that value ([C, d]), ``mean`` their mean ([C, d]), and ``second``
-        their second moments ([C, d], or [C, d, d] for a family with ``full_moments``). The heads
-        have one row per value; the vectors are shared. No variance may be below ``floor`` ([d]).
+        Each row of the arguments is for one value of a parent.
+
+        Arguments:
+            count: The weight of the data with that value [C, d].
+            mean: Their mean [C, d].
+            second: Their second moments [C, d], or [C, d, d] for a family with ``full_moments``.
+            floor: No variance may be below this number [d].
+
+        Returns:
+            The heads, with one row per value, and the vectors, which all rows share. None if no
+            closed form is known.
+
+        >>> from aevb import Poisson
+        >>> one = torch.ones(1, 1)
+        >>> heads = Poisson().most_likely(count=one, mean=3 * one, second=9 * one, floor=one[0])
+        >>> heads["log_rate"].exp()
+        tensor([[3.]])
         """
         return None
 
@@ -257,20 +379,49 @@ class Conditional:
     def most_likely_vectors(
         self, count: Tensor, mean: Tensor, heads: Mapping[str, Tensor], occurrences: Occurrences
     ) -> dict[str, Tensor]:
-        """The maximum-likelihood vectors for these heads, if the family ``needs_occurrences``.
+        """The maximum-likelihood vectors for some heads, if the family ``needs_occurrences``.
 
-        ``count`` and ``mean`` are those of ``most_likely``. ``occurrences`` are those of the values
-        of all data.
+        Arguments:
+            count: As for ``most_likely``.
+            mean: As for ``most_likely``.
+            heads: The maximum-likelihood heads, by name.
+            occurrences: How often each value occurs in each column of all data.
+
+        Returns:
+            The vectors by name.
+
+        >>> from aevb import NegativeBinomial
+        >>> from aevb.declare.conditionals import Occurrences
+        >>> family = NegativeBinomial(1)  # r, of the variance mean + mean²/r, is learned
+        >>> values, count = torch.tensor([0.0, 1.0, 8.0]), torch.full((1, 1), 3.0)
+        >>> found = family.most_likely_vectors(
+        ...     count,
+        ...     torch.full((1, 1), 3.0),
+        ...     {"log_mean": torch.full((1, 1), 3.0).log()},
+        ...     Occurrences(torch.zeros(3, dtype=torch.long), values, torch.ones(3)),
+        ... )
+        >>> found["dispersion"].shape
+        torch.Size([1])
         """
         raise TypeError(f"{type(self).__name__} has no most_likely_vectors(...).")
 
     def polynomial(self, **heads: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """log p(v) as a quadratic polynomial in each entry of v.
 
-        The result holds the constant and the coefficients of v and v². Each has the shape of a
-        head. Terms that depend on v only (−log v! of a Poisson) are left out, and, if the family
-        ``needs_occurrences``, those that depend on v and the vectors only. None if log p is not
-        such a polynomial.
+        Terms that depend on v only (−log v! of a Poisson) are left out, and, if the family
+        ``needs_occurrences``, those that depend on v and the vectors only.
+
+        Arguments:
+            **heads: The heads and vectors of the family, by name.
+
+        Returns:
+            The constant and the coefficients of v and v², each in the shape of a head. None if log
+            p is not such a polynomial.
+
+        >>> from aevb import Normal
+        >>> constant, first, second = Normal(scale=1.0).polynomial(loc=torch.tensor([3.0]))
+        >>> first, second
+        (tensor([3.]), tensor([-0.5000]))
         """
         return None
 
@@ -279,7 +430,21 @@ class Conditional:
     def log_prob(
         self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
     ) -> Tensor:
-        """log p(value), summed over the ``present`` entries of the event (by default all)."""
+        """log p(value), summed over the entries of the event.
+
+        Arguments:
+            dist: The distribution.
+            value: The value [..., d].
+            present: A mask [..., d] of the entries that count (by default all).
+
+        Returns:
+            One number per value [...].
+
+        >>> from aevb import Bernoulli
+        >>> dist = Bernoulli().distribution(logits=torch.zeros(2))
+        >>> Bernoulli().log_prob(dist, torch.ones(2), torch.tensor([True, False])).exp()
+        tensor(0.5000)
+        """
         log_prob = dist.log_prob(value)
         if dist.event_shape:
             return log_prob if present is None else torch.where(present.all(-1), log_prob, 0.0)
@@ -290,16 +455,53 @@ class Conditional:
     def given_known(self, dist: td.Distribution, value: Tensor, present: Tensor) -> td.Distribution:
         """The distribution of the missing entries given the ``present`` ones.
 
-        Unchanged if entries are independent.
+        Arguments:
+            dist: The distribution of all entries.
+            value: The value [..., d]; its missing entries are ignored.
+            present: A mask of the known entries [..., d].
+
+        Returns:
+            The conditional distribution; ``dist`` itself if entries are independent.
+
+        >>> from aevb import MultivariateNormal
+        >>> family = MultivariateNormal()
+        >>> dist = family.distribution(loc=torch.zeros(2), tril=torch.tensor([0.5413, 3.0, 0.5413]))
+        >>> known = torch.tensor([True, False])
+        >>> family.given_known(dist, torch.tensor([1.0, 0.0]), known).mean.round(decimals=2)
+        tensor([1., 3.])
         """
         return dist
 
     def entropy(self, dist: td.Distribution) -> Tensor:
+        """The entropy in closed form, if the family ``has_entropy``.
+
+        Arguments:
+            dist: The distribution.
+
+        Returns:
+            One number per distribution, summed over the entries.
+
+        >>> from aevb import Bernoulli
+        >>> Bernoulli().entropy(Bernoulli().distribution(logits=torch.zeros(3))) / math.log(2)
+        tensor(3.)
+        """
         entropy = dist.entropy()
         return entropy if dist.event_shape else entropy.sum(-1)
 
     def outside(self, value: Tensor) -> tuple[Tensor, str, str]:
-        """Return a mask of the entries outside the support, a description of them, and the fix."""
+        """Find the entries outside the support.
+
+        Arguments:
+            value: Data [..., d].
+
+        Returns:
+            A mask of these entries, a description of them, and the fix.
+
+        >>> from aevb import Bernoulli
+        >>> bad, what, fix = Bernoulli().outside(torch.tensor([[0.0, 2.0]]))
+        >>> bad.tolist(), what
+        ([[False, True]], 'that are not 0 or 1')
+        """
         check = self.support.check(value)
         bad = ~(check.unsqueeze(-1).expand(value.shape) if check.dim() < value.dim() else check)
         interval = {
@@ -310,7 +512,18 @@ class Conditional:
         return bad, what, _FIXES.get(self.support, "Transform the data, or use another family.")
 
     def count(self, d: int) -> int | None:
-        """Number of values of a finite variable with d entries."""
+        """The number of values of a finite variable.
+
+        Arguments:
+            d: The number of entries of the variable.
+
+        Returns:
+            The number; None if the variable is not finite.
+
+        >>> from aevb import Normal, OneHot
+        >>> OneHot().count(10), Normal().count(10)
+        (10, None)
+        """
         return None
 
     def __repr__(self) -> str:

@@ -28,6 +28,24 @@ class Deterministic(Conditional):
     """A function of its parents: ``"h | x": Deterministic(256, net=mlp(500))``.
 
     A typical use are features that several factors share.
+
+    Arguments:
+        size: The number of entries.
+        net: The network that computes them (default: affine).
+        learned: Must be False: the weights are learned anyway.
+        activation: The function of the network's outputs, such as "relu" or "identity".
+
+    >>> from aevb import Bernoulli, Model, Normal, OneHot, mlp
+    >>> model = Model(
+    ...     p={"y": OneHot(3), "z": Normal(2), "x | y, z": Bernoulli(8)},
+    ...     q={
+    ...         "h | x": Deterministic(16, net=mlp(16), activation="relu"),
+    ...         "y | h": OneHot(),
+    ...         "z | h, y": Normal(),
+    ...     },
+    ... )
+    >>> model.elbo(x=torch.zeros(5, 8)).value.shape
+    torch.Size([5])
     """
 
     activation: str = "identity"
@@ -72,10 +90,27 @@ class Cell(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class LSTM(Cell):
-    """A long short-term memory with ``size`` units.
+    """A long short-term memory, a recurrent state.
 
-    Example: ``"h[t] | h[t-1], x[t-1]": LSTM(256, layers=2)``. Its value is the hidden state of the
-    top layer.
+    The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input.
+
+    Arguments:
+        size: The number of units.
+        net: Must be None: the parents feed the gates.
+        learned: Must be False: the weights are learned anyway.
+        layers: The number of layers; children read the last one.
+
+    >>> from aevb import Bernoulli, Model, Normal
+    >>> model = Model(
+    ...     p={
+    ...         "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(8, layers=2),
+    ...         "z[t] | h[t]": Normal(2),
+    ...         "x[t] | h[t], z[t]": Bernoulli(4),
+    ...     },
+    ...     q={"z[t] | h[t], x[t]": Normal()},
+    ... )
+    >>> model.elbo(x=torch.zeros(5, 6, 4)).value.shape
+    torch.Size([5])
     """
 
     gates: ClassVar[int] = 4
@@ -84,9 +119,23 @@ class LSTM(Cell):
 @register
 @dataclass(frozen=True, repr=False)
 class GRU(Cell):
-    """A gated recurrent unit with ``size`` units.
+    """A gated recurrent unit, a recurrent state.
 
-    ``"b[t] | b[t+1], x[t]": GRU(256)`` runs backwards in time.
+    The node reads itself at [t-1] (forward) or [t+1] (backward); its other parents are its input.
+
+    Arguments:
+        size: The number of units.
+        net: Must be None: the parents feed the gates.
+        learned: Must be False: the weights are learned anyway.
+        layers: The number of layers; children read the last one.
+
+    >>> from aevb import Model, Normal
+    >>> model = Model(  # q smooths: b reads the data from each step to the end
+    ...     p={"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Normal(4)},
+    ...     q={"b[t] | b[t+1], x[t]": GRU(8), "z[t] | z[t-1], b[t]": Normal()},
+    ... )
+    >>> model.elbo(x=torch.zeros(5, 6, 4)).value.shape
+    torch.Size([5])
     """
 
     gates: ClassVar[int] = 3

@@ -68,6 +68,18 @@ class LocationScale(Conditional):
         return {"scale": ad.INVERSE_SOFTPLUS_ONE}
 
     def scales(self, loc: Tensor, scale: Tensor | None) -> Tensor:
+        """The scales of the entries.
+
+        Arguments:
+            loc: The locations [..., d].
+            scale: The raw scales, whose softplus is taken; None if the scale is a fixed number.
+
+        Returns:
+            The scales, which broadcast with ``loc``.
+
+        >>> Normal(scale=0.5).scales(torch.zeros(2), None)
+        tensor(0.5000)
+        """
         return loc.new_full((), float(self.scale)) if scale is None else F.softplus(scale)
 
     def reparametrise(self, dist: td.Distribution, noise: Tensor) -> Tensor:
@@ -91,9 +103,11 @@ class LocationScale(Conditional):
 class Normal(LocationScale):
     """Independent Gaussians, N(μ, diag σ²).
 
-    ``scale`` says where σ comes from: "network" (softplus of a head), "learned" (one vector for all
-    examples, initially 1), "isotropic" (one learned number for all entries and examples), or a
-    fixed number.
+    Arguments:
+        size: The size; ``net`` and ``learned`` are as in :class:`Conditional`.
+        scale: Where σ comes from: "network" (softplus of a head), "learned" (one vector for all
+            examples, initially 1), "isotropic" (one learned number for all entries and examples),
+            or a fixed number.
 
     >>> Normal(20, scale=0.1)
     Normal(20, scale=0.1)
@@ -155,7 +169,14 @@ class Normal(LocationScale):
 @register
 @dataclass(frozen=True, repr=False)
 class Laplace(LocationScale):
-    """Independent Laplace distributions: heavier tails than Normal, a median instead of a mean."""
+    """Independent Laplace distributions: heavier tails than Normal, a median instead of a mean.
+
+    ``scale`` is as in :class:`Normal`, and ``size``, ``net`` and ``learned`` as in
+    :class:`Conditional`.
+
+    >>> Laplace(3, scale="learned").distribution(loc=torch.zeros(3), scale=torch.zeros(3)).mean
+    tensor([0., 0., 0.])
+    """
 
     def distribution(self, loc: Tensor, scale: Tensor | None = None) -> td.Distribution:  # type: ignore[override]
         return td.Laplace(loc, self.scales(loc, scale), validate_args=False)
@@ -167,7 +188,17 @@ class Laplace(LocationScale):
 @register
 @dataclass(frozen=True, repr=False)
 class StudentT(LocationScale):
-    """Independent Student t distributions with ``df`` degrees of freedom, for outliers."""
+    """Independent Student t distributions, for outliers.
+
+    ``scale`` is as in :class:`Normal`, and ``size``, ``net`` and ``learned`` as in
+    :class:`Conditional`.
+
+    Arguments:
+        df: The degrees of freedom, one positive number.
+
+    >>> StudentT(3, scale=1.0, df=2.0)
+    StudentT(3, scale=1.0, df=2.0)
+    """
 
     df: float = 4.0
 
@@ -188,7 +219,13 @@ class StudentT(LocationScale):
 class MultivariateNormal(Conditional):
     """A Gaussian with full covariance, parametrised by its Cholesky factor.
 
-    ``covariance`` is "network" (a head) or "shared" (one learned factor for all examples).
+    ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    Arguments:
+        covariance: "network" (a head) or "shared" (one learned factor for all examples).
+
+    >>> MultivariateNormal(covariance="shared").heads(3), MultivariateNormal().heads(3)
+    ({'loc': 3}, {'loc': 3, 'tril': 6})
     """
 
     covariance: str = "network"
@@ -301,10 +338,18 @@ class MultivariateNormal(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Mixture(Conditional):
-    """A mixture of ``components`` diagonal Gaussians, e.g. for a multi-modal posterior.
+    """A mixture of diagonal Gaussians, e.g. for a multi-modal posterior.
 
     As a latent's q it is stratified: one draw from every component, weighted by the component's
-    π(x).
+    π(x). ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    Arguments:
+        components: The number of Gaussians.
+
+    >>> from aevb import Model
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Mixture(components=3)})
+    >>> model.posterior(x=torch.zeros(4, 2))["z"].mean.shape
+    torch.Size([4, 1])
     """
 
     components: int = 2
@@ -370,7 +415,13 @@ class Mixture(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Bernoulli(Conditional):
-    """Independent binary entries, parametrised by logits."""
+    """Independent binary entries, parametrised by logits.
+
+    ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    >>> Bernoulli(2).distribution(logits=torch.zeros(2)).probs
+    tensor([0.5000, 0.5000])
+    """
 
     support = constraints.boolean
     finite: ClassVar[bool] = True
@@ -419,13 +470,40 @@ class Bernoulli(Conditional):
     def relax(
         self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The relaxed sample and its logit, the space of its density."""
+        """Draw from the relaxed distribution (binary Concrete), by noise.
+
+        Arguments:
+            dist: The distribution that is relaxed.
+            noise: Logistic noise.
+            temperature: The temperature, above 0; near 0 the values are near 0 and 1.
+
+        Returns:
+            The relaxed sample and its logit, the space of its density.
+
+        >>> dist = Bernoulli().distribution(logits=torch.zeros(1))
+        >>> Bernoulli().relax(dist, torch.tensor([2.0]), 0.5)[0]
+        tensor([0.9820])
+        """
         logit = (dist.logits + noise) / temperature  # type: ignore[attr-defined]
         return logit.sigmoid(), logit
 
     def relaxed_log_prob(
         self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor
     ) -> Tensor:
+        """The log-density of a relaxed sample, over its logit.
+
+        Arguments:
+            dist: The distribution that is relaxed.
+            log_value: The logit of the sample, the second result of ``relax``.
+            temperature: The temperature.
+
+        Returns:
+            One number per sample.
+
+        >>> dist = Bernoulli().distribution(logits=torch.zeros(1))
+        >>> Bernoulli().relaxed_log_prob(dist, torch.zeros(1), 1.0).exp()  # a logistic density at 0
+        tensor(0.2500)
+        """
         return ad.relaxed_bernoulli_log_prob(log_value, dist.logits, temperature).sum(-1)  # type: ignore[attr-defined]
 
 
@@ -434,8 +512,15 @@ class Bernoulli(Conditional):
 class ContinuousBernoulli(Conditional):
     """Independent entries in [0, 1] with density ∝ λˣ(1−λ)¹⁻ˣ, exact for any logit.
 
-    ``clamped=True`` reproduces torch's version for comparison; it clamps λ and therefore caps the
-    density.
+    ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    Arguments:
+        clamped: Reproduce torch's version for comparison; it clamps λ and therefore caps the
+            density.
+
+    >>> dist = ContinuousBernoulli().distribution(logits=torch.zeros(1))
+    >>> dist.log_prob(torch.tensor([0.3])).exp()  # logit 0: uniform
+    tensor([1.])
     """
 
     clamped: bool = False
@@ -474,7 +559,16 @@ class ContinuousBernoulli(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class OneHot(Conditional):
-    """A categorical variable with ``size`` classes, represented as a one-hot vector."""
+    """A categorical variable, represented as a one-hot vector.
+
+    ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    Arguments:
+        size: The number of classes.
+
+    >>> OneHot(3).values(3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
 
     support = constraints.one_hot
     categorical: ClassVar[bool] = True
@@ -516,20 +610,54 @@ class OneHot(Conditional):
     def relax(
         self, dist: td.Distribution, noise: Tensor, temperature: float | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The relaxed sample and its logarithm, the space of its density."""
+        """Draw from the relaxed distribution (Concrete, Gumbel-Softmax), by noise.
+
+        Arguments:
+            dist: The distribution that is relaxed.
+            noise: Gumbel noise.
+            temperature: The temperature, above 0; near 0 the values are near one-hot.
+
+        Returns:
+            The relaxed sample and its logarithm, the space of its density.
+
+        >>> dist = OneHot().distribution(logits=torch.zeros(3))
+        >>> OneHot().relax(dist, torch.tensor([3.0, 0.0, 0.0]), 0.5)[0].round(decimals=2)
+        tensor([1., 0., 0.])
+        """
         log_value = ((dist.logits + noise) / temperature).log_softmax(-1)  # type: ignore[attr-defined]
         return log_value.exp(), log_value
 
     def relaxed_log_prob(
         self, dist: td.Distribution, log_value: Tensor, temperature: float | Tensor
     ) -> Tensor:
+        """The log-density of a relaxed sample, over its logarithm.
+
+        Arguments:
+            dist: The distribution that is relaxed.
+            log_value: The logarithm of the sample, the second result of ``relax``.
+            temperature: The temperature.
+
+        Returns:
+            One number per sample.
+
+        >>> dist = OneHot().distribution(logits=torch.zeros(2))
+        >>> OneHot().relaxed_log_prob(dist, torch.tensor([0.5, 0.5]).log(), 1.0).exp()
+        tensor(0.2500)
+        """
         return ad.relaxed_log_prob(log_value, dist.logits, temperature)  # type: ignore[attr-defined]
 
 
 @register
 @dataclass(frozen=True, repr=False)
 class Beta(Conditional):
-    """Independent Beta distributions on (0, 1)."""
+    """Independent Beta distributions on (0, 1).
+
+    ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    >>> dist = Beta().distribution(torch.tensor([2.0]), torch.tensor([2.0]))
+    >>> dist.mean
+    tensor([0.5000])
+    """
 
     support = constraints.unit_interval
     fill: ClassVar[float] = 0.5
@@ -569,7 +697,13 @@ class Beta(Conditional):
 @register
 @dataclass(frozen=True, repr=False)
 class Poisson(Conditional):
-    """Independent counts, parametrised by log-rates."""
+    """Independent counts, parametrised by log-rates.
+
+    ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    >>> Poisson().distribution(log_rate=torch.tensor([4.0]).log()).mean
+    tensor([4.])
+    """
 
     support = constraints.nonnegative_integer
 
@@ -593,8 +727,15 @@ class Poisson(Conditional):
 class NegativeBinomial(Conditional):
     """Independent over-dispersed counts: mean from the network, variance mean + mean²/r.
 
-    ``dispersion`` is r: one ``"learned"`` vector (default), a head of the ``"network"``, or a
-    number. Exact EM of mixtures needs a vector or a number.
+    ``size``, ``net`` and ``learned`` are as in :class:`Conditional`.
+
+    Arguments:
+        dispersion: The number r: one "learned" vector (default), a head of the "network", or a
+            fixed number. Exact EM of mixtures needs a vector or a number.
+
+    >>> dist = NegativeBinomial(dispersion=2.0).distribution(log_mean=torch.tensor([4.0]).log())
+    >>> dist.mean, dist.variance  # 4 + 16/2
+    (tensor([4.]), tensor([12.]))
     """
 
     dispersion: str | float = "learned"
@@ -669,7 +810,14 @@ class Exact(Conditional):
     """The exact conditional of an enumerable latent, for use in q.
 
     It is computed from p by Bayes' rule and has no parameters. q(y | ·) is proportional to the
-    product of p's factors that contain y, normalised over y's values.
+    product of p's factors that contain y, normalised over y's values. It takes no ``size`` (p has
+    it), no ``net``, and nothing ``learned``.
+
+    >>> from aevb import Model
+    >>> p = {"y": OneHot(2), "x | y": Normal(1, scale=1.0)}
+    >>> model = Model(p, q={"y | x": Exact()})
+    >>> model.posterior(x=torch.zeros(1, 1))["y"].probs.shape
+    torch.Size([1, 2])
     """
 
     finite: ClassVar[bool] = True

@@ -196,6 +196,9 @@ class Network:
     It builds a new module each time it is used. A subclass may set ``pure = True`` if its modules
     have no side effects. A training step can then be recorded and replayed without calling their
     Python code again.
+
+    >>> issubclass(mlp, Network), mlp(8) == mlp(8)
+    (True, True)
     """
 
     pure: ClassVar[bool] = False
@@ -221,7 +224,11 @@ class Network:
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         """The dropout masks that ``rest`` takes in training.
 
-        Each is a pair (probability of dropping a unit, width of the layer).
+        Returns:
+            For each mask a pair: the probability of dropping a unit, and the width of the layer.
+
+        >>> mlp(500, 200, dropout=0.1).dropouts()
+        ((0.1, 500), (0.1, 200))
         """
         return ()
 
@@ -234,11 +241,21 @@ class Network:
     ) -> nn.Module:
         """Build a module that maps the parents to ``sum(heads)`` raw numbers.
 
-        ``shape`` is the shape of the variable. The module has two methods. ``first(inputs, *, bias,
-        missing)`` sums the contributions of some of the parents (by label) to the first layer.
-        ``rest(h, keep)`` computes the remaining layers; ``keep`` holds the masks that ``dropouts``
-        lists (empty outside training). ``masked`` lists the labels of the parents for which
-        ``first`` gets a mask of missing entries in ``missing``.
+        Arguments:
+            parents: The shape of each parent, by label.
+            heads: The number of raw numbers of each head.
+            shape: The shape of the variable.
+            masked: The labels of the parents for which ``first`` gets a mask of missing entries.
+
+        Returns:
+            A module with two methods. ``first(inputs, *, bias, missing)`` sums the contributions of
+            some of the parents (by label) to the first layer; ``missing`` holds the masks.
+            ``rest(h, keep)`` computes the remaining layers; ``keep`` holds the masks that
+            ``dropouts`` lists (empty outside training).
+
+        >>> net = mlp(8).build({"z": (2,)}, heads=[3, 3], shape=(3,), masked=())
+        >>> net.rest(net.first({"z": torch.zeros(5, 2)})).shape
+        torch.Size([5, 6])
         """
         raise TypeError(
             f"{type(self).__name__} has no method build. Define build(parents, heads, shape, "
@@ -251,8 +268,19 @@ class Network:
 class mlp(Network):
     """A multi-layer perceptron: ``mlp(500, 500, dropout=0.1)``. Without sizes it is ``linear()``.
 
-    ``log=True`` transforms inputs v to asinh(v), about log 2v for large v. Use it for counts:
-    inputs in the thousands would make the first outputs just as large.
+    Arguments:
+        *sizes: The sizes of the hidden layers.
+        hidden: The same as a sequence: ``mlp(hidden=(500, 500))``.
+        activation: The function after each hidden layer: "relu", "tanh", "sigmoid", "elu", "gelu",
+            "silu", "softplus", "leaky_relu" or "identity".
+        dropout: The probability that a training step drops a hidden unit.
+        init: How weights start: "default" (as torch's layers), "glorot_normal", "glorot_uniform",
+            "normal" or "zeros".
+        bias: Whether a ``linear`` network has an intercept.
+        log: Transform inputs v to asinh(v), about log 2v for large v. Use it for counts: inputs in
+            the thousands would make the first outputs just as large.
+        fixed: Weights that stay as declared, of a network without hidden layers; see
+            :func:`linear`.
 
     >>> mlp(500, 500, dropout=0.1)
     mlp(500, 500, dropout=0.1)
@@ -332,10 +360,16 @@ def linear(
 ) -> mlp:
     """An affine map from the parents to the distribution's parameters.
 
-    With ``bias=False`` the map is linear. ``fixed`` gives weights that stay as declared, by parent:
-    a number w (which stands for w · I), or a matrix with one row per entry of the variable. Weights
-    of other parents are learned. A fixed parent acts on the location only; to let it act on the
-    scale too, give the matrix the rows of all heads.
+    Arguments:
+        bias: Whether the map has an intercept.
+        init: How weights start, as in :class:`mlp`.
+        fixed: Weights that stay as declared, by parent: a number w (which stands for w · I), or a
+            matrix with one row per entry of the variable. Weights of other parents are learned. A
+            fixed parent acts on the location only; to let it act on the scale too, give the matrix
+            the rows of all heads.
+
+    Returns:
+        The network, a :class:`mlp` without hidden layers.
 
     >>> linear(fixed={"z[t-1]": [[1, 1], [0, 1]]}, bias=False)
     linear(bias=False, fixed={'z[t-1]': [[1, 1], [0, 1]]})
@@ -400,7 +434,18 @@ class MLP(nn.Module):
 class conv(Network):
     """Convolutions for image-shaped parents, then one dense layer: ``conv(32, 64, hidden=256)``.
 
-    The dense layer reads all parents.
+    Each convolution has stride 2. The dense layer reads all parents.
+
+    Arguments:
+        *sizes: The number of channels of each convolution.
+        channels: The same as a sequence.
+        hidden: The size of the dense layer.
+        activation: The function after each layer, as in :class:`mlp`.
+        init: How weights start, as in :class:`mlp`.
+
+    >>> net = conv(4, 8, hidden=16).build({"x": (1, 8, 8)}, heads=[2, 2], shape=(2,), masked=())
+    >>> net.rest(net.first({"x": torch.zeros(5, 64)})).shape
+    torch.Size([5, 4])
     """
 
     channels: Shape = ()
@@ -439,7 +484,18 @@ class conv(Network):
 class deconv(Network):
     """A dense layer, then transposed convolutions up to an image.
 
-    For example, ``deconv(64, 32)`` for a variable of shape (1, 28, 28).
+    Each of them doubles height and width.
+
+    Arguments:
+        *sizes: The number of channels before each transposed convolution.
+        channels: The same as a sequence.
+        hidden: The size of the dense layer.
+        activation: The function after each layer but the last, as in :class:`mlp`.
+        init: How weights start, as in :class:`mlp`.
+
+    >>> net = deconv(8, 4, hidden=16).build({"z": (2,)}, heads=[64], shape=(1, 8, 8), masked=())
+    >>> net.rest(net.first({"z": torch.zeros(5, 2)})).shape
+    torch.Size([5, 64])
     """
 
     channels: Shape = ()
@@ -631,6 +687,13 @@ class table(Network):
 
     It is the non-amortised q of classic EM. Declare ``q={"z | i": Normal(net=table(1000))},
     given={"i": 1}``. In the data, ``i`` is the row of each example, 0 … rows−1.
+
+    Arguments:
+        rows: The number of examples.
+
+    >>> net = table(10).build({"i": (1,)}, heads=[2], shape=(2,), masked=())
+    >>> net.rest(net.first({"i": torch.tensor([[0.0], [9.0]])})).shape
+    torch.Size([2, 2])
     """
 
     rows: int = 0

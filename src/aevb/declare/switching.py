@@ -16,11 +16,16 @@ from aevb.declare.registry import register
 @register
 @dataclass(frozen=True, repr=False)
 class switching(Network):
-    """One affine map of the other parents per class of ``by``: Σ_c y_c (W_c x + b_c).
+    """One affine map of the other parents per class of one parent: Σ_c y_c (W_c x + b_c).
 
     It makes a mixture of regressions, ``"x | y, u": Normal(1, net=switching("y"))``, and over time
     a regression that switches with a hidden state. With probabilities instead of a class, the maps
     are averaged.
+
+    Arguments:
+        by: The parent that chooses the map, a class such as "y[t]".
+        bias: Whether the maps have an intercept.
+        init: How weights start, as in :class:`mlp`.
 
     >>> switching("y[t]", bias=False)
     switching(by='y[t]', bias=False)

@@ -55,16 +55,32 @@ def diagnose(
     - for every latent, its KL and activity. For a collapsed latent also the cause: no gradient of
       the reconstruction reaches q (under the ``how`` of ``run``, or this one), p does not need the
       latent, or q has not learned it;
-    - dead and duplicate classes, and their match with ``labels`` ([N], −1 for unknown);
+    - dead and duplicate classes, and their match with ``labels``;
     - scales that diverged;
-    - calibration of q on data simulated from p (``calibrate=False`` skips it);
-    - from ``run`` (a Run or its folder): a bound that fell, over-fitting, importance weights
-      dominated by one sample, failed steps, and a KL warm-up that did not finish.
+    - calibration of q on data simulated from p;
+    - from ``run``: a bound that fell, over-fitting, importance weights dominated by one sample,
+      failed steps, and a KL warm-up that did not finish.
 
-    Values of latents in the data are not given to the model; those of a class serve as labels. At
-    most ``rows`` rows are used, chosen at random.
+    Arguments:
+        model: The trained model.
+        data: The rows, as for :func:`fit`. Values of latents in the data are not given to the
+            model; those of a class serve as labels.
+        run: The run that trained it, or its folder.
+        labels: Class numbers [N], −1 for unknown.
+        how: How it was trained, if there is no run.
+        rows: At most this many rows are used, chosen at random; None uses all.
+        calibrate: Whether to check the calibration.
+        seed: Decides the rows and draws.
 
-    Returns a :class:`Diagnosis`: ``print`` shows it, and ``worst`` is its gravest level.
+    Returns:
+        The :class:`Diagnosis`: ``print`` shows it, and ``worst`` is its gravest level.
+
+    >>> from aevb import Normal, fit
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    >>> run = fit(model, {"x": x}, steps=20, progress=False)
+    >>> diagnose(model, {"x": x}, run=run, calibrate=False).rows
+    100
     """
     graph = model.graph
     run = Run.load(run) if isinstance(run, str | Path) else run

@@ -38,7 +38,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings, the gravest first. ``print`` shows them."""
+    """All findings, the gravest first. ``print`` shows them.
+
+    Attributes:
+        findings: The findings, each with its level, text, figures and remedy.
+        rows: The number of rows that were examined.
+
+    >>> found = Diagnosis((Finding("warning", "collapse", "z", "z is dead."),), rows=100)
+    >>> found.worst, len(found.of("collapse", about="z")), found.to_dict()["rows"]
+    ('warning', 1, 100)
+    >>> print(found)
+    100 rows examined: 1 warning.
+    warning  z is dead.
+    """
 
     findings: tuple[Finding, ...]
     rows: int
@@ -49,7 +61,12 @@ class Diagnosis:
         return max((finding.level for finding in self.findings), key=LEVELS.index, default="ok")
 
     def of(self, kind: str, about: str | None = None) -> tuple[Finding, ...]:
-        """Return the findings of one kind, about one variable or any."""
+        """Return the findings of one kind.
+
+        Arguments:
+            kind: The kind, such as "collapse".
+            about: The variable, or "run"; None is any.
+        """
         return tuple(
             finding
             for finding in self.findings

@@ -18,12 +18,21 @@ class Bound:
 
     For the ELBO, value = Σ likelihood terms − Σ KL terms, exactly.
 
-    ``terms`` holds ``"x"`` for log p(x|·) and ``"kl(z)"`` for E[log q(z|·) − log p(z|·)], which is
-    −log p(z|·) in rows where z is known. Under iwae and particles the terms are diagnostics:
-    averages with the normalised weights. ``log_weights`` are iwae's log-weights, [K, N]; None for
-    other bounds, or if a latent is enumerated outside them. If the KL terms have weights or free
-    bits, ``weighted`` includes them. All other fields are those of the bound itself; ``value`` then
-    has no gradient.
+    Attributes:
+        value: The bound [N]. It has no gradient if the KL terms have weights or free bits.
+        terms: ``"x"`` is log p(x|·), and ``"kl(z)"`` is E[log q(z|·) − log p(z|·)], which is
+            −log p(z|·) in rows where z is known. Under iwae and particles the terms are
+            diagnostics: averages with the normalised weights.
+        log_weights: The log-weights of iwae, [K, N]; None for other bounds, or if a latent is
+            enumerated outside them.
+        weighted: The bound with weights and free bits of its KL terms; None if there are none.
+
+    >>> import torch
+    >>> from aevb import Model, Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> bound = model.elbo(x=torch.zeros(3, 2), seed=0)
+    >>> torch.equal(bound.value, bound.terms["x"] - bound.terms["kl(z)"])
+    True
     """
 
     value: Tensor

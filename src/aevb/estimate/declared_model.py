@@ -136,7 +136,13 @@ class DeclaredModel(nn.Module):
     def theta(self) -> list[nn.Parameter]:
         """The generative parameters θ: all parameters of p.
 
-        They include those of nodes that q reads too.
+        Returns:
+            The parameters, including those of nodes that q reads too.
+
+        >>> from aevb import Model, Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> sum(parameter.numel() for parameter in model.theta())
+        8
         """
         return [
             parameter
@@ -146,7 +152,16 @@ class DeclaredModel(nn.Module):
         ]
 
     def phi(self) -> list[nn.Parameter]:
-        """The inference parameters φ: the parameters of q's entries."""
+        """The inference parameters φ: the parameters that only q reads.
+
+        Returns:
+            The parameters of q's entries.
+
+        >>> from aevb import Model, Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> sum(parameter.numel() for parameter in model.phi())
+        6
+        """
         return [
             parameter
             for entry in self.graph.entries()
@@ -174,10 +189,25 @@ class DeclaredModel(nn.Module):
         clamped: Iterable[str] = (),
         partial: Iterable[str] = (),
     ) -> Plan:
-        """Derive the estimator for these choices (cached).
+        """Derive the estimator for some choices (cached).
 
-        ``clamped`` names the latents that are known in every row, ``partial`` the variables that
-        are known in some rows or entries only.
+        Arguments:
+            how: Overrides for single latents, as in :meth:`Model.elbo`.
+            bound: As in :meth:`Model.elbo`.
+            samples: As in :meth:`Model.elbo`.
+            gradient: As in :meth:`Model.elbo`.
+            resample: As in :meth:`Model.elbo`.
+            clamped: The latents that are known in every row.
+            partial: The variables that are known in some rows or entries only.
+
+        Returns:
+            The plan: ``choices`` says how each latent is drawn and its term is taken.
+
+        >>> from aevb import Model, Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> plan = model.plan()
+        >>> str(plan.choices["z"].draw), plan is model.plan()
+        ('pathwise', True)
         """
         key = (
             tuple(sorted((how or {}).items())),
@@ -232,8 +262,21 @@ class DeclaredModel(nn.Module):
     ) -> Batch:
         """Check data against the declaration and convert them to a batch.
 
-        ``gaps`` allows missing entries of observed variables that p reads: a plan that names them
-        as ``partial`` draws them from p.
+        Arguments:
+            steps: Marks the real steps of ragged sequences, [N, T].
+            lengths: The number of steps of each ragged sequence, [N].
+            gaps: Whether to allow missing entries of observed variables that p reads. A plan that
+                names them as ``partial`` draws them from p.
+            **data: The variables by name.
+
+        Returns:
+            Tensors by variable, [steps or 1, N, size], with masks of what is missing.
+
+        >>> import torch
+        >>> from aevb import Model, Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> model.prepare(x=torch.zeros(3, 2))["x"].shape
+        torch.Size([1, 3, 2])
         """
         return prepare(
             self.graph, data, like=self._parameter(), steps=steps, lengths=lengths, gaps=bool(gaps)
@@ -242,7 +285,24 @@ class DeclaredModel(nn.Module):
     def draw_noise(
         self, plan: Plan, batch: Mapping[str, Tensor], *, seed: int | None = None
     ) -> dict[str, Tensor]:
-        """Draw all random numbers of one estimate, from the global generator or from a seed."""
+        """Draw all random numbers of one estimate.
+
+        Arguments:
+            plan: The estimate, from :meth:`plan`.
+            batch: The data, from :meth:`prepare`.
+            seed: Decides the numbers; None uses torch's global generator.
+
+        Returns:
+            The noise by latent, for :meth:`Model.elbo`.
+
+        >>> import torch
+        >>> from aevb import Model, Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> x = torch.zeros(3, 2)
+        >>> noise = model.draw_noise(model.plan(), model.prepare(x=x), seed=0)
+        >>> torch.equal(model.elbo(x=x, noise=noise).value, model.elbo(x=x, seed=0).value)
+        True
+        """
         like = self._parameter()
         n, steps = self._extent(batch)
         generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)

@@ -46,9 +46,23 @@ Offsets = dict[str, Tensor]  # offsets of the network outputs, by entry of q
 class Gap:
     """log p(x) − ELBO and its two parts, per example, in nats.
 
-    ``stderr`` maps each name to its sampling error. A part may be negative within its error. If the
-    evidence is itself estimated (see ``method``), an underestimate lowers ``approximation`` and
-    ``total``. If the ascent has not converged, the remainder counts as approximation gap.
+    A part may be negative within its error. If the evidence is itself estimated, an underestimate
+    lowers ``approximation`` and ``total``. If the ascent has not converged, the remainder counts as
+    approximation gap.
+
+    Attributes:
+        evidence: log p(x) [N].
+        elbo: The ELBO of the amortised q [N].
+        best: The best ELBO of a q of its own per example [N].
+        method: The method of the evidence.
+        stderr: The sampling errors [N], by the names of the numbers.
+        notes: Warnings about an unreliable estimate of the evidence.
+
+    >>> from aevb import zoo
+    >>> model = zoo.fa(x=3, z=2)
+    >>> gap = model.gap(x=torch.zeros(4, 3), iterations=5, samples=100, seed=0)
+    >>> gap.method, gap.total.shape
+    ('exact', torch.Size([4]))
     """
 
     evidence: Tensor
@@ -60,6 +74,7 @@ class Gap:
 
     @property
     def total(self) -> Tensor:
+        """log p(x) minus the ELBO: the sum of the two parts."""
         return self.evidence - self.elbo
 
     @property

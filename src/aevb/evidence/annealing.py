@@ -39,11 +39,19 @@ KEPT = 0.2  # share of the temperatures that keeps the sigmoid schedule
 class AIS:
     """Settings of annealed importance sampling (AIS).
 
-    Example: ``log_evidence(x=x, method=AIS(temperatures=5000))``.
+    Arguments:
+        temperatures: The number of steps from the start to p(x, z).
+        leapfrog: The number of leapfrog steps per Hamiltonian transition.
+        start: The initial distribution: "posterior" for q(z|x), "prior" for p(z), or None for q
+            where that is possible.
 
-    ``temperatures`` is the number of steps from the start to p(x, z). ``leapfrog`` is the number of
-    leapfrog steps per Hamiltonian transition. ``start`` is the initial distribution: "posterior"
-    for q(z|x), "prior" for p(z), or None for q where that is possible.
+    >>> import torch
+    >>> from aevb import zoo
+    >>> model, method = zoo.fa(x=3, z=2), AIS(temperatures=20, leapfrog=2)
+    >>> model.log_evidence(x=torch.zeros(4, 3), method=method, samples=4, seed=0).value.shape
+    torch.Size([4])
+    >>> method.begin(model)
+    'posterior'
     """
 
     temperatures: int = 1000
@@ -59,7 +67,11 @@ class AIS:
             raise ValueError(f'AIS: start is "posterior" or "prior", got {self.start!r}.')
 
     def begin(self, model: DeclaredModel) -> str:
-        """Return the initial distribution; raise ValueError if AIS does not apply."""
+        """Return the initial distribution for a model; raise ValueError if AIS does not apply.
+
+        Arguments:
+            model: The model.
+        """
         if reason := why_not_annealed(model):
             raise ValueError(
                 f'method="ais" moves latents by gradients, but {reason}. Use '
@@ -356,13 +368,33 @@ def bidirectional(
     memory: Memory = None,
     **fixed: Any,
 ) -> Bidirectional:
-    """Measure the accuracy of annealing on this model by bidirectional Monte Carlo.
+    """Measure the accuracy of annealing on a model by bidirectional Monte Carlo.
 
     z, x ~ p are simulated, so z is an exact draw from p(z|x) (Grosse et al. 2015). Forward chains
     give a lower bound on log p(x); backward chains from z give an upper bound. Both hold in
-    expectation. ``n`` is the number of simulated examples, ``steps`` the length of simulated
-    sequences. ``fixed`` holds the given variables, and any other variable that ``sample`` can fix.
-    Raises ValueError if a given variable is missing or AIS does not apply.
+    expectation.
+
+    Arguments:
+        model: The model.
+        n: The number of simulated examples.
+        settings: Those of annealing; None is ``AIS()``.
+        chains: The number of chains per example and direction.
+        steps: The length of simulated sequences.
+        seed: Decides the draws; None uses torch's global generator.
+        memory: Limits the memory, as in :meth:`Model.log_evidence`.
+        **fixed: The given variables, and any other variable that ``sample`` can fix.
+
+    Returns:
+        The lower and the upper bound, each an :class:`Evidence`, and the simulated data.
+
+    Raises:
+        ValueError: A given variable is missing, or AIS does not apply.
+
+    >>> from aevb import zoo
+    >>> settings = AIS(temperatures=20, leapfrog=2)
+    >>> found = bidirectional(zoo.fa(x=3, z=2), 4, settings=settings, chains=4, seed=0)
+    >>> found.lower.value.shape, found.upper.value.shape
+    (torch.Size([4]), torch.Size([4]))
     """
     settings, graph = settings or AIS(), model.graph
     for name in graph.given:

@@ -30,10 +30,21 @@ FEW = 0.1
 class Particles:
     """Settings of the particle filter: ``log_evidence(x=x, method=Particles(repeats=16))``.
 
-    ``repeats`` independent filters are averaged; their spread gives the standard error. A row is
-    resampled when its effective sample size falls below ``threshold`` times the number of
-    particles. With 0 it is never resampled, which is importance sampling; with 1 it is resampled at
-    every step.
+    Arguments:
+        repeats: The number of independent filters that are averaged; their spread gives the
+            standard error.
+        threshold: A row is resampled when its effective sample size falls below ``threshold`` times
+            the number of particles. With 0 it is never resampled, which is importance sampling;
+            with 1 it is resampled at every step.
+
+    >>> import torch
+    >>> from aevb import zoo
+    >>> model = zoo.local_level(start=1.0)
+    >>> found = model.log_evidence(
+    ...     x=torch.zeros(1, 5, 1), method=Particles(repeats=4), samples=20, seed=0
+    ... )
+    >>> found.method
+    'particles'
     """
 
     repeats: int = 16

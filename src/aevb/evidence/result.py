@@ -11,11 +11,22 @@ from aevb.evidence.weights import ENOUGH, reliable_shape
 
 @dataclass(frozen=True, repr=False)
 class Evidence:
-    """log p(x) per example, with its standard error (0 if exact) and the method.
+    """log p(x) per example, with its standard error and the method.
 
-    ``diagnostics`` holds the settings as whole numbers (``samples``) and measurements with one
-    number per example (``ess``, ``khat``, ``acceptance``). ``notes`` are sentences that say what is
-    wrong with the estimate and how to fix it; empty if nothing is wrong.
+    Attributes:
+        value: log p(x) [N].
+        stderr: The standard errors [N], 0 if exact.
+        method: "exact", "importance", "ais", "particles" or "prior", with its details.
+        diagnostics: The settings as whole numbers (``samples``) and measurements with one number
+            per example (``ess``, ``khat``, ``acceptance``).
+        notes: Sentences that say what is wrong with the estimate and how to fix it; empty if
+            nothing is wrong.
+
+    >>> import torch
+    >>> from aevb import zoo
+    >>> evidence = zoo.fa(x=3, z=2).log_evidence(x=torch.zeros(4, 3))
+    >>> evidence.method, evidence.value.shape, evidence.error
+    ('exact', torch.Size([4]), 0.0)
     """
 
     value: Tensor

@@ -18,14 +18,26 @@ SHOWN = 3  # rows that the text of beliefs shows
 class Beliefs:
     """Beliefs about the latents at each step, p(z[t] | x[0..t]) or p(z[t] | all x).
 
-    ``mean`` and ``sd`` are [N, T, *shape] by latent, ``probs`` the probabilities of the values of
-    finite latents, [N, T, C]. A latent without time has one belief per step in a filter and one per
-    row, [N, …], in a smoother. Beyond the end of a row all are NaN. ``beliefs["z"]`` is a torch
-    distribution, where the method gives one. ``draws`` are joint draws of the latents, [S, N, T,
-    *shape], of a smoother by particles.
+    Beyond the end of a row all numbers are NaN. ``beliefs["z"]`` is a torch distribution, where the
+    method gives one.
 
-    ``method`` is "exact", "particles" or "q"; ``why`` says why it was chosen. ``samples`` is the
-    number of particles or draws behind the numbers, 0 if they are exact.
+    Attributes:
+        mean: The means [N, T, …] by latent. A latent without time has one belief per step in a
+            filter and one per row, [N, …], in a smoother.
+        sd: The standard deviations, in the same shapes.
+        probs: The probabilities of the values of finite latents, [N, T, C].
+        filtered: Whether each step is given the data up to it only.
+        method: "exact", "particles" or "q".
+        why: Why the method was chosen.
+        lengths: The number of steps of each row.
+        samples: The number of particles or draws behind the numbers, 0 if they are exact.
+        draws: Joint draws of the latents, [S, N, T, …], of a smoother by particles.
+        notes: Reasons not to trust the numbers.
+
+    >>> from aevb import zoo
+    >>> beliefs = zoo.hmm(x=1, y=2).filter(x=torch.zeros(1, 5, 1), method="exact")
+    >>> beliefs.filtered, beliefs.probs["y"].shape, beliefs["y"].mean.shape
+    (True, torch.Size([1, 5, 2]), torch.Size([1, 5, 2]))
     """
 
     mean: dict[str, Tensor]

@@ -21,11 +21,30 @@ SHOWN = 3  # rows that the text of a forecast shows
 class Forecast:
     """The predictive distribution of the observed variables after the end of each row.
 
-    ``mean`` and ``sd`` are [N, steps, *shape] by variable. ``draws`` are joint draws of all
-    variables and steps, [S, N, steps, *shape]. ``method`` is "exact", "particles" or "q", and
-    ``why`` says why it was chosen. Mean and standard deviation of an exact forecast are exact;
-    otherwise they are averages over the draws of the latents. ``notes`` are reasons not to trust
-    the numbers.
+    Mean and standard deviation of an exact forecast are exact; otherwise they are averages over the
+    draws of the latents.
+
+    Attributes:
+        mean: The means [N, steps, …] by variable.
+        sd: The standard deviations, in the same shapes.
+        draws: Joint draws of all variables and steps, [S, N, steps, …].
+        steps: The number of steps.
+        method: "exact", "particles" or "q".
+        why: Why the method was chosen.
+        notes: Reasons not to trust the numbers.
+        past: The data before, [N, T, …], NaN where unknown.
+        lengths: The number of steps of each row's past.
+
+    >>> from aevb import zoo
+    >>> forecast = zoo.local_level().forecast(steps=3, x=torch.zeros(1, 5, 1), seed=0)
+    >>> forecast.mean["x"].shape, forecast.quantile([0.1, 0.9])["x"].shape
+    (torch.Size([1, 3, 1]), torch.Size([2, 1, 3, 1]))
+    >>> forecast.exact_quantiles("x")
+    True
+    >>> forecast.log_prob(x=torch.zeros(1, 3, 1)).shape
+    torch.Size([1])
+    >>> forecast.score(x=torch.zeros(1, 3, 1)).method
+    'exact'
     """
 
     mean: dict[str, Tensor]
@@ -35,7 +54,7 @@ class Forecast:
     method: str
     why: str
     notes: tuple[str, ...]
-    past: dict[str, Tensor] = field(repr=False)  # [N, T, *shape], NaN where unknown
+    past: dict[str, Tensor] = field(repr=False)  # [N, T, …], NaN where unknown
     lengths: Tensor = field(repr=False)  # the number of steps of each row's past
     # Exact mixtures of normals, [N, steps, K, d]; empty for other families and methods.
     _mixtures: Mapping[str, Components] = field(repr=False, default_factory=dict)
@@ -47,14 +66,21 @@ class Forecast:
         return len(next(iter(self.draws.values()))) if self.draws else 0
 
     def exact_quantiles(self, name: str) -> bool:
-        """Return whether the quantiles of a variable are exact; otherwise they are of draws."""
+        """Return whether the quantiles of a variable are exact; otherwise they are of draws.
+
+        Arguments:
+            name: The variable.
+        """
         return name in self._mixtures
 
     def quantile(self, levels: float | Sequence[float]) -> dict[str, Tensor]:
-        """Return quantiles of each entry, [Q, N, steps, *shape] by variable.
+        """Return quantiles of each entry, [Q, N, steps, …] by variable.
 
         They are exact for an exact forecast of normally distributed variables (for a mixture over
         discrete latents too), otherwise quantiles of the draws.
+
+        Arguments:
+            levels: One level between 0 and 1, or Q of them.
         """
         wanted = checked_levels(levels)
         found = {}
@@ -69,7 +95,10 @@ class Forecast:
         return found
 
     def interval(self, level: float = 0.9) -> dict[str, Tensor]:
-        """Return the ends of central intervals, [2, N, steps, *shape] by variable.
+        """Return the ends of central intervals, [2, N, steps, …] by variable.
+
+        Arguments:
+            level: The probability of an interval.
 
         >>> import torch
         >>> from aevb import Model, Normal
@@ -86,9 +115,11 @@ class Forecast:
     def score(self, **future: Any) -> Evidence:
         """Return log p(future | past) per row, with its standard error.
 
-        ``future`` holds realised values, [N, steps, …]; NaN marks an unknown entry. All steps and
-        variables count jointly. The value is log p(past, future) − log p(past): exact for an exact
-        forecast, otherwise by the method that its ``method`` names.
+        All steps and variables count jointly. The value is log p(past, future) − log p(past): exact
+        for an exact forecast, otherwise by the method that its ``method`` names.
+
+        Arguments:
+            **future: Realised values by variable, [N, steps, …]; NaN marks an unknown entry.
         """
         if self._score is None:
             raise ValueError("This forecast has no density.")
@@ -103,13 +134,29 @@ class Forecast:
         return self._score(future)
 
     def log_prob(self, **future: Any) -> Tensor:
-        """Return log p(future | past) per row, [N]; see :meth:`score` for its error."""
+        """Return log p(future | past) per row, [N]; see :meth:`score` for its error.
+
+        Arguments:
+            **future: Realised values, as in :meth:`score`.
+        """
         return self.score(**future).value
 
     def plot(self, path: str | Path, **options: Any) -> None:
         """Write a picture of the past and of the 50, 80 and 95 % intervals ahead.
 
-        Options are those of :func:`aevb.forecasting.picture.fan`.
+        Arguments:
+            path: A .png, .svg or .pdf file.
+            **options: ``panels`` is the largest number of panels, ``past`` the number of past steps
+                to show. The first step has the time ``start``, steps are ``spacing`` apart,
+                ``time`` names the axis, and ``columns`` names the entries of all variables.
+
+        >>> import tempfile
+        >>> from aevb import zoo
+        >>> forecast = zoo.local_level().forecast(steps=3, x=torch.zeros(1, 5, 1), seed=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     forecast.plot(Path(folder) / "nile.svg", start=1871, time="year")
+        ...     (Path(folder) / "nile.svg").stat().st_size > 1000
+        True
         """
         from aevb.forecasting.picture import plot
 

@@ -31,12 +31,31 @@ from aevb.runtime.seeding import draw_from
 
 
 class Posterior:
-    """q(latents | data) of one batch.
+    """The posterior of the latents of one batch, which :meth:`aevb.Model.posterior` returns.
 
-    Use ``posterior["z"]``, ``posterior.sample(S)`` and ``posterior.log_prob(z=…)``.
+    Use ``posterior["z"]``, ``posterior.sample(S)`` and ``posterior.log_prob(z=…)``. ``method`` is
+    "q" here and "exact" for the exact posterior.
 
-    ``method`` is "q" here and "exact" for the exact posterior. ``why`` is a text that says why this
-    posterior was chosen, if there was a choice.
+    Arguments:
+        model: The model.
+        batch: The data, from ``model.prepare``.
+        samples: The number of draws of the other latents that a marginal averages over.
+        seed: Decides the draws; None uses torch's global generator.
+        why: Says why this posterior was chosen, if there was a choice.
+
+    >>> from aevb import Model, Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> posterior = model.posterior(x=torch.zeros(3, 2), seed=0)
+    >>> posterior
+    posterior by q of z for 3 rows
+    >>> draws = posterior.sample(5)
+    >>> draws["z"].shape
+    torch.Size([5, 3, 1])
+    >>> posterior.log_prob(z=draws["z"][0]).shape, posterior.reconstruct()["x"].shape
+    (torch.Size([3]), torch.Size([3, 2]))
+    >>> values = posterior.joint(5)  # in the layout of a batch
+    >>> values["z"].shape, posterior.generated(values).mean("x").shape
+    (torch.Size([5, 1, 3, 1]), torch.Size([5, 1, 3, 2]))
     """
 
     method = "q"
@@ -223,7 +242,14 @@ class Posterior:
         return Estimate(plan, model.factors, batch, noise, filled=filled)
 
     def sample(self, samples: int = 1) -> dict[str, Tensor]:
-        """Draw joint samples of all latents, [S, N, size] or [S, N, T, size] each."""
+        """Draw joint samples of all latents.
+
+        Arguments:
+            samples: The number S of draws.
+
+        Returns:
+            The draws by latent, [S, N, size] or [S, N, T, size] each.
+        """
         drawn = self.joint(samples)
         return {
             name: public(self.graph, name, drawn[name], self.n, self.steps)
@@ -232,9 +258,14 @@ class Posterior:
         }
 
     def joint(self, samples: int = 1) -> Batch:
-        """Draw the unknown latents and the missing entries that p reads, [S, T or 1, N, d] each.
+        """Draw the unknown latents and the missing entries that p reads.
 
-        An observed variable with such entries has its known entries too.
+        Arguments:
+            samples: The number S of draws.
+
+        Returns:
+            The draws in the layout of a batch, [S, T or 1, N, d] each. An observed variable with
+            missing entries has its known entries too.
         """
         with self.model._evaluating(self.seed):
             plan = derive(
@@ -334,7 +365,8 @@ class Posterior:
     def log_prob(self, **values: Any) -> Tensor:
         """Return log q(values | data) per example, [N].
 
-        ``values`` are those of all unknown latents, [N, size] or [N, T, size].
+        Arguments:
+            **values: Values of all unknown latents, [N, size] or [N, T, size] each.
         """
         graph, model = self.graph, self.model
         given = self._complete(values)
@@ -389,9 +421,14 @@ class Posterior:
         )
 
     def generated(self, values: Mapping[str, Tensor]) -> Program:
-        """Evaluate p's factors at the data and at values of the latents, [T or 1, N, d] each.
+        """Evaluate p's factors at the data and at values of the latents.
 
-        Observed variables with missing entries that p reads need complete values, too.
+        Arguments:
+            values: Values of the latents, in the layout of :meth:`joint`. Observed variables with
+                missing entries that p reads need complete values, too.
+
+        Returns:
+            The evaluated factors: ``mean("x")`` is p's mean of x.
         """
         batch = {**self.batch, **values}
         program = Program(self.graph, self.model.factors, batch, steps=self.steps)
@@ -407,7 +444,8 @@ class Posterior:
     def reconstruct(self, *, mean: bool = True) -> dict[str, Tensor]:
         """Draw latents from the posterior and return p's mean of each observed variable.
 
-        ``mean=False`` returns a draw from p instead of its mean.
+        Arguments:
+            mean: Whether to return p's mean; otherwise a draw from p.
         """
         model, graph = self.model, self.graph
         drawn = {name: value[0] for name, value in self.joint().items()}

@@ -86,7 +86,25 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PredictiveCheck:
-    """All comparisons. ``extreme()`` returns the statistics that the model does not reproduce."""
+    """All comparisons of a predictive check. ``print`` shows them.
+
+    ``check["sd(x)"]`` and ``check["mean(x[3])"]`` are comparisons.
+
+    Attributes:
+        comparisons: One per statistic, with its value for the data and for every replicate.
+        kind: "posterior" or "prior".
+        rows: The number of rows.
+        replicates: The number of replicates.
+
+    >>> import torch
+    >>> from aevb import Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> check = predictive_check(model, {"x": torch.full((50, 2), 9.0)}, ["mean"], replicates=99)
+    >>> [found.label for found in check.extreme()]
+    ['mean(x)']
+    >>> check.to_dict()["rows"]
+    50
+    """
 
     comparisons: tuple[Comparison, ...]
     kind: str
@@ -104,12 +122,15 @@ class PredictiveCheck:
         )
 
     def extreme(self, level: float = 0.01) -> tuple[Comparison, ...]:
-        """Comparisons with a p-value below ``level``, the most extreme first.
+        """Return the comparisons that the model does not reproduce, the most extreme first.
 
         For a statistic of several columns, the limit is ``level`` divided by their number. A
         p-value below the limit may need more replicates than there are. A value outside all
         replicates is then judged as if the replicates were normal: by its distance from their mean,
         in standard deviations.
+
+        Arguments:
+            level: The p-value below which a comparison is extreme.
         """
         many: dict[tuple[str, str], int] = {}
         for found in self.comparisons:
@@ -179,8 +200,20 @@ class PredictiveCheck:
     def plot(self, path: str | Path | None = None, *, most: int = 24) -> Figure:
         """Plot a histogram of the replicates per statistic, with the data as a line.
 
-        The figure is saved as a PNG if a path is given. It has at most ``most`` panels; of the
-        statistics per column, the most extreme come first.
+        Arguments:
+            path: A PNG file to write; None writes nothing.
+            most: The largest number of panels; of the statistics per column, the most extreme come
+                first.
+
+        Returns:
+            The figure.
+
+        >>> import torch
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> check = predictive_check(model, {"x": torch.zeros(50, 2)}, ["mean"], replicates=20)
+        >>> len(check.plot().axes) > 0
+        True
         """
         whole = [found for found in self.comparisons if found.column is None]
         columns = sorted(
@@ -214,12 +247,21 @@ def predictive_check(
 
     It compares statistics of the data with those of data simulated from the model.
 
-    ``statistics`` are names (mean, sd, zeros, min, max, q05, q50, q95, correlation,
-    autocorrelation), by default those that suit each observed variable. Or it maps names to your
-    own functions of an array [N, d] or [N, T, d], with NaN for missing and padded entries, that
-    return one or several numbers. A named statistic is computed over all columns together;
-    ``columns=True`` adds each column. ``kind`` is "posterior" or "prior". At most ``rows`` rows are
-    used, chosen at random.
+    Arguments:
+        model: The trained model.
+        data: The rows, as for :func:`fit`.
+        statistics: Names (mean, sd, zeros, min, max, q05, q50, q95, correlation, autocorrelation),
+            by default those that suit each observed variable. Or a dictionary from names to your
+            own functions of an array [N, d] or [N, T, d], with NaN for missing and padded entries,
+            that return one or several numbers.
+        columns: A named statistic is computed over all columns together; True adds each column.
+        kind: "posterior" or "prior".
+        replicates: The number of simulated data sets.
+        rows: At most this many rows are used, chosen at random; None uses all.
+        seed: Decides rows and draws.
+
+    Returns:
+        The :class:`PredictiveCheck`.
 
     >>> import torch
     >>> from aevb import Bernoulli, Normal

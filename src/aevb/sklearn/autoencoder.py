@@ -53,8 +53,8 @@ class VariationalAutoencoder(
 
     >>> from sklearn.datasets import load_iris
     >>> X = load_iris().data
-    >>> codes = VariationalAutoencoder(2, max_iter=20, random_state=0).fit_transform(X)
-    >>> codes.shape
+    >>> autoencoder = VariationalAutoencoder(2, max_iter=20, random_state=0).fit(X)
+    >>> autoencoder.transform(X).shape
     (150, 2)
     """
 
@@ -80,7 +80,11 @@ class VariationalAutoencoder(
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Train the autoencoder on the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
+        """Train the autoencoder on the rows X [n, d]; NaN is a missing cell. ``y`` is ignored.
+
+        Returns:
+            This estimator.
+        """
         data = self._read(X)
         count = check_count("n_components", self.n_components)
         check_count("n_importance_samples", self.n_importance_samples)

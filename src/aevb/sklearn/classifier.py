@@ -67,6 +67,8 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
     >>> classifier = SemiSupervisedClassifier(max_iter=40, random_state=0).fit(X, some)
     >>> classifier.score(X, y) > 0.9
     True
+    >>> classifier.predict(X[:3]), classifier.predict_proba(X[:3]).shape
+    (array([0, 0, 0]), (3, 3))
     """
 
     def __init__(
@@ -99,7 +101,11 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train on the rows X [n, d] and their labels y [n]; NaN is a missing cell of X."""
+        """Train on the rows X [n, d] and their labels y [n]; NaN is a missing cell of X.
+
+        Returns:
+            This estimator.
+        """
         X, y = validate_numbers(self, X, y, ensure_min_samples=2)
         labels = self._encode(column_or_1d(y))
         self.columns_ = read_numbers(X, shared_unit=self.shared_unit)
@@ -225,14 +231,17 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
         return torch.from_numpy(self._joint(data)).logsumexp(1)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Compute p(y | x) of each row and class [n, classes], in the order of ``classes_``."""
+        """Compute p(y | x) of each class [n, classes] for the rows X [n, d].
+
+        The columns are in the order of ``classes_``.
+        """
         X = self._check(X)
         joint = np.concatenate([self._joint(data) for data in self._parts(X)])
         found = np.exp(joint - joint.max(1, keepdims=True))
         return found / found.sum(1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable class of each row [n]."""
+        """Return the most probable class [n] of each of the rows X [n, d]."""
         most = self.predict_proba(X).argmax(1)
         return self.classes_[most]
 

@@ -32,7 +32,11 @@ class TableDensity(ExactDensityEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the density to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
+        """Fit the density to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored.
+
+        Returns:
+            This estimator.
+        """
         data, columns = self._read(X), self.columns_
         specs = (
             columns.schema.specs

@@ -131,6 +131,17 @@ class DensityEstimator(AllowsMissing):
 
         Returns:
             The log-densities [n].
+
+        >>> from sklearn.datasets import load_iris
+        >>> from aevb.sklearn import FactorAnalysis
+        >>> X = load_iris().data
+        >>> density = FactorAnalysis(n_components=2, random_state=0).fit(X)
+        >>> density.score_samples(X).shape
+        (150,)
+        >>> bool(np.isclose(density.score(X), density.score_samples(X).mean()))
+        True
+        >>> density.sample(3).shape
+        (3, 4)
         """
         X = self._check(X)
         return self._encoded_scores(self.columns_.encode(X)) + self.columns_.log_jacobian(X)
@@ -142,7 +153,14 @@ class DensityEstimator(AllowsMissing):
         return np.concatenate(found)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Compute the mean of log p over the rows of X. ``y`` is ignored."""
+        """Compute the mean of log p over the rows X [n, d]. ``y`` is ignored.
+
+        >>> from sklearn.datasets import load_iris
+        >>> from aevb.sklearn import FactorAnalysis
+        >>> X = load_iris().data
+        >>> round(FactorAnalysis(n_components=2).fit(X).score(X), 1)
+        -2.6
+        """
         return float(self.score_samples(X).mean())
 
     def _draw(self, n_samples: int) -> dict[str, np.ndarray]:
@@ -155,11 +173,19 @@ class DensityEstimator(AllowsMissing):
         return {name: value.numpy() for name, value in found.items()}
 
     def sample(self, n_samples: int = 1) -> Any:
-        """Draw rows [n_samples, d] from the model, in the units of the training rows.
+        """Draw rows [n, d] from the model, in the units of the training rows.
 
         They are a frame if the training rows were one with other columns than numbers.
-
         ``random_state`` decides the draw: an int gives the same rows at every call.
+
+        Parameters:
+            n_samples: The number n of rows.
+
+        >>> from sklearn.datasets import load_iris
+        >>> from aevb.sklearn import FactorAnalysis
+        >>> X = load_iris().data
+        >>> FactorAnalysis(n_components=2, random_state=0).fit(X).sample(3).shape
+        (3, 4)
         """
         return self.columns_.decode(self._draw(n_samples))
 
@@ -229,14 +255,29 @@ class CodesMixin:
     model_: Model
 
     def transform(self: Any, X: Any) -> np.ndarray:
-        """Compute the posterior means of the codes [n, n_components] of the rows X [n, d]."""
+        """Compute the posterior means of the codes [n, n_components] of the rows X [n, d].
+
+        >>> from sklearn.datasets import load_iris
+        >>> from aevb.sklearn import FactorAnalysis
+        >>> X = load_iris().data
+        >>> FactorAnalysis(n_components=2).fit(X).transform(X).shape
+        (150, 2)
+        """
         X = self._check(X)
         with torch.no_grad():
             found = [self._posterior(data)["z"].mean.double().numpy() for data in self._parts(X)]
         return np.concatenate(found)
 
     def inverse_transform(self: Any, X: Any) -> Any:
-        """Compute the mean row [n, d], in its own units, of each code X [n, n_components]."""
+        """Compute the mean row [n, d], in its own units, of each code X [n, n_components].
+
+        >>> from sklearn.datasets import load_iris
+        >>> from aevb.sklearn import FactorAnalysis
+        >>> X = load_iris().data
+        >>> factors = FactorAnalysis(n_components=2).fit(X)
+        >>> factors.inverse_transform(factors.transform(X)).shape
+        (150, 4)
+        """
         check_is_fitted(self)
         codes = check_array(X, dtype=np.float64)
         if codes.shape[1] != self._n_features_out:

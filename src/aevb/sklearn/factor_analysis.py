@@ -57,6 +57,9 @@ class FactorAnalysis(
     >>> codes = FactorAnalysis(n_components=2).fit(X)
     >>> codes.transform(X).shape, codes.components_.shape
     ((150, 2), (2, 4))
+    >>> covariance = codes.get_covariance()
+    >>> np.abs(covariance - np.cov(X.T)).max() < 0.1
+    np.True_
     """
 
     def __init__(
@@ -75,7 +78,11 @@ class FactorAnalysis(
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the factors to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
+        """Fit the factors to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored.
+
+        Returns:
+            This estimator.
+        """
         data = self._read(X)
         rows, d = data["x"].shape
         if isinstance(self.n_components, str):
@@ -163,6 +170,6 @@ class FactorAnalysis(
         self.noise_variance_[here] = variance.numpy() * columns.scale[here] ** 2
 
     def get_covariance(self) -> np.ndarray:
-        """Return the covariance [d, d] of the model: Wᵀ W + diag(noise_variance_)."""
+        """Return the covariance [d, d] of the model: ``Wᵀ W + diag(noise_variance_)``."""
         check_is_fitted(self)
         return self.components_.T @ self.components_ + np.diag(self.noise_variance_)

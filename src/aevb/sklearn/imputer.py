@@ -59,7 +59,11 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the model to the rows X [n, d], with missing cells or without. ``y`` is ignored."""
+        """Fit the model to the rows X [n, d], with missing cells or without. ``y`` is ignored.
+
+        Returns:
+            This estimator.
+        """
         X = validate_training(self, X)
         if not is_mixed(X) and (empty := np.isnan(X).all(0)).any():
             raise ValueError(
@@ -93,6 +97,10 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
         In a frame with other columns than numbers, a level is the most probable one, and the filled
         rows are a frame of the same kind.
 
+        Parameters:
+            X: Rows with missing cells (NaN).
+            return_std: Whether to return standard deviations too.
+
         Returns:
             The filled rows [n, d]; with ``return_std=True`` also the standard deviation of every
             cell [n, d], which is 0 for a known cell, and for a level the probability that it is
@@ -117,10 +125,23 @@ class LatentImputer(OneToOneFeatureMixin, TransformerMixin, AllowsMissing):
         return (mean, np.concatenate([one[1] for one in found])) if return_std else mean
 
     def draw(self, X: Any, n_draws: int = 5) -> Any:
-        """Draw complete tables [n_draws, n, d] for multiple imputation.
+        """Draw complete tables [n_draws, n, d] of the rows X [n, d] for multiple imputation.
 
-        The missing cells of a row are drawn jointly from their posterior. The result is a list of
-        frames for a frame with other columns than numbers.
+        The missing cells of a row are drawn jointly from their posterior.
+
+        Parameters:
+            X: Rows with missing cells (NaN).
+            n_draws: Number of tables.
+
+        Returns:
+            The tables as one array; a list of frames for a frame with other columns than numbers.
+
+        >>> from aevb.sklearn import MixtureClusterer
+        >>> X = np.column_stack([np.arange(20.0), np.arange(20.0) ** 2])
+        >>> X[3, 1] = np.nan
+        >>> imputer = LatentImputer(MixtureClusterer(1), random_state=0).fit(X)
+        >>> imputer.draw(X, n_draws=4).shape
+        (4, 20, 2)
         """
         check_count("n_draws", n_draws)
         table, random = self._table(), check_random_state(self.random_state)

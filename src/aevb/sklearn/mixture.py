@@ -55,6 +55,10 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
     >>> clusters = MixtureClusterer(3, covariance_type="full", random_state=0).fit(X)
     >>> np.bincount(clusters.labels_).tolist()
     [45, 55, 50]
+    >>> clusters.predict_proba(X).shape, clusters.predict(X[:2]).shape
+    ((150, 3), (2,))
+    >>> clusters.aic(X) < clusters.bic(X)
+    True
     """
 
     def __init__(
@@ -77,7 +81,11 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the mixture to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
+        """Fit the mixture to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored.
+
+        Returns:
+            This estimator.
+        """
         data: dict[str, Any] = self._read(X)
         rows, count = len(next(iter(data.values()))), check_count("n_clusters", self.n_clusters)
         if rows < count:
@@ -145,12 +153,12 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
             return self._posterior(data)["cluster"].probs.numpy()  # type: ignore[attr-defined]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Compute the posterior probability of each cluster [n, n_clusters]."""
+        """Compute the posterior probabilities [n, n_clusters] of the clusters of rows X [n, d]."""
         X = self._check(X)
         return np.concatenate([self._probabilities(data) for data in self._parts(X)])
 
     def predict(self, X: Any) -> np.ndarray:
-        """Compute the most probable cluster of each row [n]."""
+        """Compute the most probable cluster [n] of each of the rows X [n, d]."""
         return self.predict_proba(X).argmax(1)
 
     def sample(self, n_samples: int = 1) -> tuple[Any, np.ndarray]:
@@ -165,10 +173,10 @@ class MixtureClusterer(ClusterMixin, ExactDensityEstimator):
         return parameters(self.model_)
 
     def bic(self, X: Any) -> float:
-        """Compute the Bayesian information criterion on X; lower is better."""
+        """Compute the Bayesian information criterion on the rows X [n, d]; lower is better."""
         scores = self.score_samples(X)
         return float(-2 * scores.sum() + self._free_parameters() * math.log(len(scores)))
 
     def aic(self, X: Any) -> float:
-        """Compute Akaike's information criterion on X; lower is better."""
+        """Compute Akaike's information criterion on the rows X [n, d]; lower is better."""
         return float(-2 * self.score_samples(X).sum() + 2 * self._free_parameters())

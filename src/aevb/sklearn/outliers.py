@@ -43,9 +43,11 @@ class DensityOutlierDetector(OutlierMixin, AllowsMissing):
         offset_: The score below which a row is an outlier.
 
     >>> X = np.vstack([np.random.default_rng(0).normal(size=(99, 2)), [[8.0, -8.0]]])
-    >>> detector = DensityOutlierDetector(contamination=0.01, random_state=0)
-    >>> np.flatnonzero(detector.fit_predict(X) == -1).tolist()
+    >>> detector = DensityOutlierDetector(contamination=0.01, random_state=0).fit(X)
+    >>> np.flatnonzero(detector.predict(X) == -1).tolist()
     [99]
+    >>> detector.score_samples(X).argmin(), detector.decision_function(X)[99] < 0
+    (np.int64(99), np.True_)
     """
 
     def __init__(
@@ -56,7 +58,11 @@ class DensityOutlierDetector(OutlierMixin, AllowsMissing):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit the density to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored."""
+        """Fit the density to the rows X [n, d]; NaN is a missing cell. ``y`` is ignored.
+
+        Returns:
+            This estimator.
+        """
         X = validate_training(self, X)
         if not 0 < self.contamination <= 0.5:
             raise ValueError(
@@ -111,7 +117,7 @@ class DensityOutlierDetector(OutlierMixin, AllowsMissing):
         return (found - moments[:, 0]) / moments[:, 1]
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """Compute the score of each row [n]; lower is more abnormal.
+        """Compute the score [n] of each of the rows X [n, d]; lower is more abnormal.
 
         It is log p in standard deviations from its mean, both over rows simulated from the model
         with the same missing cells. ``estimator_.score_samples`` computes log p itself.
@@ -125,7 +131,7 @@ class DensityOutlierDetector(OutlierMixin, AllowsMissing):
         return self.score_samples(X) - self.offset_
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return −1 for outliers and 1 for other rows [n]."""
+        """Return −1 for outliers and 1 for other rows [n], for the rows X [n, d]."""
         return np.where(self.decision_function(X) < 0, -1, 1)
 
 

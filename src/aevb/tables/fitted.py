@@ -45,8 +45,41 @@ class TableModel:
     """A model of a table, fitted by :meth:`Schema.fit` or read by :func:`load_table`.
 
     Its methods take a frame with the schema's columns, in any order, and return frames of the same
-    library with the same index, names, levels and units. ``saved`` is the folder of a model that
-    was read and is no run.
+    library with the same index, names, levels and units.
+
+    Arguments:
+        schema: The :class:`Schema` of the table.
+        model: The :class:`Model` of its encoded rows.
+        run: The run that fitted it, if there is one.
+        saved: The folder of a model that was read and is no run.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> random = np.random.default_rng(0)
+    >>> height = np.repeat([170.0, 210.0], 30) + random.normal(size=60)
+    >>> frame = pd.DataFrame({"height": height, "mass": 0.4 * height + random.normal(size=60)})
+    >>> schema = Schema.read(frame)
+    >>> fitted = schema.fit(schema.mixture(2), frame, seed=0, progress=False)
+    >>> fitted
+    TableModel of 2 columns with the latent cluster (2); exact posterior
+    >>> list(fitted.clusters(frame))
+    ['cluster', 'p0', 'p1']
+    >>> sorted(fitted.profiles()["height"].round(-1).tolist())
+    [170.0, 210.0]
+    >>> holes = pd.DataFrame({"height": [170.0, 210.0], "mass": [np.nan, np.nan]})
+    >>> fitted.impute(holes)["mass"].round().tolist()
+    [68.0, 84.0]
+    >>> fitted.score(holes)["log_p"].shape, fitted.sample(3, seed=0)["mass"].shape
+    ((2,), (3,))
+    >>> fitted.with_unknown_levels("missing").schema.unknown_levels
+    'missing'
+    >>> fitted.page(frame)
+    Page of table; page.save('page.html') writes it
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fitted.save(folder)
+    ...     again = load_table(folder)
+    >>> again.schema == schema
+    True
     """
 
     schema: Schema
@@ -75,17 +108,31 @@ class TableModel:
     def with_unknown_levels(self, choice: str) -> TableModel:
         """Return the model with another treatment of levels that its schema does not know.
 
-        "missing" treats such cells as missing, and "error" refuses them; see
-        :meth:`Schema.with_unknown_levels`.
+        Arguments:
+            choice: "missing" treats such cells as missing, and "error" refuses them; see
+                :meth:`Schema.with_unknown_levels`.
         """
         return replace(self, schema=self.schema.with_unknown_levels(choice))
 
     # Latents --------------------------------------------------------------------------------------
 
     def codes(self, frame: Any, *, return_std: bool = False, seed: int = 0) -> Any:
-        """The posterior mean of the continuous latents, one column per entry (z1, z2, …).
+        """The posterior mean of the continuous latents.
 
-        With ``return_std``, a second frame has the posterior standard deviations.
+        Arguments:
+            frame: The rows.
+            return_std: Whether to return the posterior standard deviations too.
+            seed: Decides the draws, where the posterior is not exact.
+
+        Returns:
+            A frame with one column per entry (z1, z2, …); with ``return_std`` a second one.
+
+        >>> random = np.random.default_rng(0)
+        >>> height = random.normal(170, 9, 60)
+        >>> frame = {"height": height, "mass": 0.4 * height + random.normal(size=60)}
+        >>> schema = Schema.read(frame)
+        >>> list(schema.fit(schema.factors(1), frame, progress=False).codes(frame))
+        ['z']
         """
         graph, table = self.model.graph, read_table(frame)
         names = [name for name in graph.latents if not graph.rule("p", name).spec.finite]
@@ -111,7 +158,12 @@ class TableModel:
     def clusters(self, frame: Any, *, seed: int = 0) -> Any:
         """The most probable cluster of each row, and the probability of every cluster.
 
-        The columns are ``cluster`` (from 0) and ``p0``, ``p1``, ….
+        Arguments:
+            frame: The rows.
+            seed: Decides the draws, where the posterior is not exact.
+
+        Returns:
+            A frame with the columns ``cluster`` (from 0) and ``p0``, ``p1``, ….
         """
         table = read_table(frame)
         probabilities = self._probabilities(table, seed)
@@ -120,10 +172,12 @@ class TableModel:
         return table.beside(columns)
 
     def profiles(self) -> Any:
-        """What the clusters of a mixture are: one row per cluster.
+        """What the clusters of a mixture are.
 
-        The column ``share`` has the probability of the cluster. Every other column has its typical
-        cell there: the mean of a number, the median of a positive number, the most probable level.
+        Returns:
+            A frame with one row per cluster. The column ``share`` has the probability of the
+            cluster. Every other column has its typical cell there: the mean of a number, the median
+            of a positive number, the most probable level.
         """
         graph = self.model.graph
         rules = [graph.rule("p", name) for name in graph.observed]
@@ -185,15 +239,22 @@ class TableModel:
     ) -> Any:
         """log p of each row, as a density of the original columns (nats).
 
-        Missing cells are marginalised out. The column is ``log_p``. If the evidence is not exact,
-        a second column ``stderr`` has the standard error of importance sampling with ``samples``
-        draws, or of another ``method`` of :meth:`Model.log_evidence`.
+        Missing cells are marginalised out. Among rows with the same missing cells, those with the
+        lowest log_p are outliers. log_p of rows with different missing cells is not comparable:
+        each known cell adds a term that depends on its unit. Their tail probabilities are
+        comparable: the shares of rows simulated from the model, with the same missing cells, that
+        are at most as likely.
 
-        Among rows with the same missing cells, those with the lowest log_p are outliers. log_p of
-        rows with different missing cells is not comparable: each known cell adds a term that
-        depends on its unit. Their tail probabilities are comparable: the shares of rows simulated
-        from the model, with the same missing cells, that are at most as likely. With ``tail``, the
-        column ``tail`` has them; they need an exact log p.
+        Arguments:
+            frame: The rows.
+            method: As in :meth:`Model.log_evidence`.
+            samples: The number of draws, if log p is not exact.
+            tail: Whether to add tail probabilities; they need an exact log p.
+            seed: Decides the draws.
+
+        Returns:
+            A frame with the column ``log_p``. If the evidence is not exact, ``stderr`` has its
+            standard error; with ``tail``, the column ``tail`` has the tail probabilities.
         """
         if tail and (method not in ("auto", "exact") or why_not_exact(self.model) is not None):
             raise ValueError(
@@ -216,7 +277,15 @@ class TableModel:
         return table.beside(columns)
 
     def sample(self, n: int = 1, *, seed: int | None = None) -> Any:
-        """Draw new rows, with the library, names, types and units of the training table."""
+        """Draw new rows, with the library, names, types and units of the training table.
+
+        Arguments:
+            n: The number of rows.
+            seed: Decides the draws; None uses torch's global generator.
+
+        Returns:
+            A frame with the rows.
+        """
         drawn = {name: _numpy(value) for name, value in self.model.sample(n, seed=seed).items()}
         found = self.schema.decode({name: drawn[name] for name in self.schema.variables})
         return frame_of(self.schema, found)
@@ -237,15 +306,22 @@ class TableModel:
         A number gets its posterior mean in the units of the table (of a positive column: the mean
         of the log-normal, not the exponential of the mean logarithm), a count its mean, rounded,
         and a level the most probable one. Known cells, cells with an unknown level and columns left
-        out are unchanged. ``rounded=False`` fills counts, other whole numbers, and numbers of an
-        ordered column with posterior means that need not be whole; their mean squared error is
-        smaller. A column of integers is then one of float64, and counts and levels that are filled
-        so are no cells that :meth:`score` reads.
+        out are unchanged.
 
-        ``draws`` returns a list of that many frames filled with joint draws instead (multiple
-        imputation). ``return_std`` also returns a frame with the posterior standard deviation of
-        each filled number, and for a level the probability that it is another one; 0 for known
-        cells.
+        Arguments:
+            frame: The rows.
+            draws: Return a list of that many frames filled with joint draws instead (multiple
+                imputation).
+            return_std: Also return a frame with the posterior standard deviation of each filled
+                number, and for a level the probability that it is another one; 0 for known cells.
+            rounded: False fills counts, other whole numbers, and numbers of an ordered column with
+                posterior means that need not be whole; their mean squared error is smaller. A
+                column of integers is then one of float64, and counts and levels that are filled so
+                are no cells that :meth:`score` reads.
+            seed: Decides the draws.
+
+        Returns:
+            The filled frame, or as ``draws`` and ``return_std`` say.
         """
         table = read_table(frame)
         hidden = self.schema.missing_cells(table, unknown_levels=False)
@@ -315,19 +391,47 @@ class TableModel:
     # Files ----------------------------------------------------------------------------------------
 
     def page(self, frame: Any, *, out: str | Path | None = None, rows: int | None = None) -> Page:
-        """Make a page to look at this model and the rows of a frame; see :meth:`Run.page`."""
+        """Make a page to look at this model and the rows of a frame.
+
+        Arguments:
+            frame: The rows.
+            out: As in :meth:`Run.page`.
+            rows: As in :meth:`Run.page`.
+
+        Returns:
+            The page. A notebook shows it inline, and ``page.save(path)`` writes it.
+        """
         from aevb.page.notebook import page_of_table
 
         return page_of_table(self, frame, out=out, rows=rows)
 
     def save(self, folder: str | Path) -> None:
-        """Write the model and ``schema.json`` into a folder, which :func:`load_table` reads."""
+        """Write the model and ``schema.json`` into a folder, which :func:`load_table` reads.
+
+        Arguments:
+            folder: The folder.
+        """
         self.model.save(folder)
         replace_file(Path(folder) / SCHEMA, self.schema.to_json())
 
 
 def load_table(folder: str | Path) -> TableModel:
-    """Read a model of a table: a run of :meth:`Schema.fit` or a folder of ``TableModel.save``."""
+    """Read a model of a table.
+
+    Arguments:
+        folder: A run of :meth:`Schema.fit`, or a folder of :meth:`TableModel.save`.
+
+    Returns:
+        The :class:`TableModel`.
+
+    >>> import tempfile
+    >>> schema = Schema.read({"height": [170.0, 160.0, 180.0], "sex": ["f", "m", "f"]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     TableModel(schema, schema.mixture(2)).save(folder)
+    ...     again = load_table(folder)
+    >>> again
+    TableModel of 2 columns with the latent cluster (2); exact posterior
+    """
     place = Path(folder)
     if not (place / SCHEMA).is_file():
         raise ValueError(

@@ -81,11 +81,58 @@ RESERVED = (
 class Schema:
     """The columns of a table, and the map between its cells and the data of a model.
 
-    >>> schema = Schema.read({"mass": [3.1, 4.7, 3.9, 5.2], "island": ["A", "B", "A", None]})
+    :meth:`read` makes it from a frame. ``schema["mass"]`` is a column.
+
+    Arguments:
+        columns: The columns, each with its kind, likelihood, scale and levels.
+        library: The library of the frame: "pandas", "polars", "pyarrow" or "dict".
+        integer_names: Whether the frame names its columns by integers.
+        missing_words: The words that mark a missing cell of a text column.
+        unknown_levels: "error" or "missing", as in :meth:`with_unknown_levels`.
+
+    >>> frame = {"mass": [3.1, 4.7, 3.9, 5.2], "island": ["A", "B", "A", None]}
+    >>> schema = Schema.read(frame)
     >>> schema["island"].kind, schema["island"].levels, schema["island"].missing
     ('binary', ('A', 'B'), 1)
-    >>> schema.encode({"mass": [4.0], "island": ["B"]})["flags"]
-    array([[1.]])
+
+    The cells as data of a model, and back:
+
+    >>> data = schema.encode(frame)
+    >>> data["flags"].ravel().tolist()
+    [0.0, 1.0, 0.0, nan]
+    >>> schema.decode(data)["mass"].round(1).tolist()
+    [3.1, 4.7, 3.9, 5.2]
+    >>> schema.cells(frame)["island"].tolist()
+    [0.0, 1.0, 0.0, nan]
+    >>> schema.missing_cells(frame)["island"].tolist()
+    [False, False, False, True]
+    >>> schema.log_jacobian(frame).shape
+    (4,)
+    >>> schema.variables_text()
+    ['x holds mass, standardised.', 'flags holds island.']
+
+    A schema is a value, which methods copy with a change:
+
+    >>> schema.without("island").encode(frame).keys()
+    dict_keys(['x'])
+    >>> schema.with_kind("mass", "positive")["mass"].kind
+    'positive'
+    >>> round(schema.rescaled("mass", 1000.0)["mass"].location)  # grams instead of kilograms
+    4225
+    >>> lenient = schema.with_unknown_levels("missing")
+    >>> lenient.missing_cells({"mass": [4.0], "island": ["C"]})["island"].tolist()
+    [True]
+    >>> Schema.from_json(schema.to_json()) == schema
+    True
+
+    Models of the table:
+
+    >>> for model in (schema.mixture(2), schema.factors(2), schema.vae(2), schema.gmvae(3, 2)):
+    ...     print(model.graph.latents)
+    ('cluster',)
+    ('z',)
+    ('z',)
+    ('z', 'cluster')
     """
 
     columns: tuple[Column, ...]
@@ -107,16 +154,26 @@ class Schema:
     ) -> Schema:
         """Read the schema of a frame: choose a kind for every column, with the reason.
 
-        ``kinds`` sets the kind of some columns, and ``drop`` leaves columns out. ``missing`` are
-        the words that mark a missing cell of a text column, compared without case: by default
-        empty cells, "NA", "N/A", "#N/A", "<NA>" and "NaN". The levels of a categorical type are
-        never missing.
-
         A text column of amounts in one unit ("$1,234.50", "12 %", "(1,200)") is read as numbers,
         unless ``kinds`` makes it a category. So is a text column of dates ("2024-03-01 10:00",
         "01.03.2024", "13/01/2024"). Filled and drawn cells are texts in the same form.
 
-        A :class:`~aevb.data.large_tables.LargeTable` is read part by part.
+        Arguments:
+            frame: A frame of pandas, polars or pyarrow, or a dictionary of columns. A
+                :class:`~aevb.data.large_tables.LargeTable` is read part by part.
+            kinds: The kinds of some columns, by name.
+            drop: Columns to leave out.
+            missing: The words that mark a missing cell of a text column, compared without case: by
+                default empty cells, "NA", "N/A", "#N/A", "<NA>" and "NaN". The levels of a
+                categorical type are never missing.
+
+        Returns:
+            The schema.
+
+        >>> frame = {"mass": [3.1, 4.7, 3.9], "sex": ["f", "m", "f"]}
+        >>> schema = Schema.read(frame, kinds={"mass": "positive"})
+        >>> schema["mass"].kind, schema["mass"].reason, schema["sex"].kind
+        ('positive', 'as asked', 'binary')
         """
         if isinstance(frame, LargeTable):
             _check_names([*(kinds or {}), *drop], frame.names)
@@ -184,7 +241,10 @@ class Schema:
     def with_kind(self, name: str, kind: str, *, likelihood: str | None = None) -> Schema:
         """Return a schema in which a column has another kind.
 
-        ``likelihood`` chooses "Poisson" or "NegativeBinomial" for a count.
+        Arguments:
+            name: The column.
+            kind: "real", "positive", "count", "binary", "category", "ordered" or "date".
+            likelihood: "Poisson" or "NegativeBinomial" for a count.
         """
         old = self[name]
         if old.dtype == "":
@@ -196,7 +256,11 @@ class Schema:
         return self._replaced(name, column_of(name, old.dtype, old.facts, choice))
 
     def without(self, *names: str) -> Schema:
-        """Return a schema that leaves these columns out; frames may still have them."""
+        """Return a schema that leaves some columns out; frames may still have them.
+
+        Arguments:
+            *names: The columns.
+        """
         found = self
         for name in names:
             found = found._replaced(
@@ -208,7 +272,12 @@ class Schema:
         """Return the schema of the same table with a column in another unit.
 
         The new cells are factor · old + offset. A fitted model stays valid with this schema: its
-        log p changes by the Jacobian, −log |factor| per known cell.
+        log p changes by the Jacobian, ``−log |factor|`` per known cell.
+
+        Arguments:
+            name: The column, real or positive.
+            factor: The factor, not 0.
+            offset: The offset, 0 for a positive column.
         """
         old = self[name]
         if old.kind not in ("real", "positive"):
@@ -237,11 +306,12 @@ class Schema:
         return self._replaced(name, new)
 
     def with_unknown_levels(self, choice: str) -> Schema:
-        """Return a schema that treats levels which it does not know as this choice says.
+        """Return a schema that treats levels which it does not know in another way.
 
-        "error", the default, refuses a table with such a level. "missing" treats the cell as
-        missing: it is marginalised out, and a warning counts such cells. ``impute`` does not
-        replace them.
+        Arguments:
+            choice: "error", the default, refuses a table with such a level. "missing" treats the
+                cell as missing: it is marginalised out, and a warning counts such cells. ``impute``
+                does not replace them.
         """
         return replace(self, unknown_levels=checked_choice(choice))
 
@@ -253,6 +323,7 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of all columns."""
         return tuple(column.name for column in self.columns)
 
     @property
@@ -287,7 +358,7 @@ class Schema:
         return {name: tuple(found[name]) for name in order}
 
     def variables_text(self) -> list[str]:
-        """Sentences that say which columns each variable of the model holds."""
+        """Return sentences that say which columns each variable of the model holds."""
         found = []
         for name, columns in self.variables.items():
             shown = ", ".join(column.name for column in columns[:8]) + ", …" * (len(columns) > 8)
@@ -328,12 +399,16 @@ class Schema:
     def encode(self, frame: Any) -> dict[str, np.ndarray]:
         """Return the data dictionary of ``fit`` for a frame, NaN where a cell is missing.
 
-        Columns are found by name, in any order. ``x``, ``counts``, ``overdispersed`` and ``flags``
-        are [rows, columns]; a category is [rows], the position of the level. Raise ValueError for
-        a missing or an unknown column, an unknown level (see :meth:`with_unknown_levels`), and a
-        cell that its kind does not allow.
+        ``x``, ``counts``, ``overdispersed`` and ``flags`` are [rows, columns]; a category is
+        [rows], the position of the level. The data of a :class:`~aevb.data.large_tables.LargeTable`
+        are encoded when they are indexed.
 
-        The data of a :class:`~aevb.data.large_tables.LargeTable` are encoded when they are indexed.
+        Arguments:
+            frame: The rows. Columns are found by name, in any order.
+
+        Raises:
+            ValueError: A column is missing or unknown, a level is unknown (see
+                :meth:`with_unknown_levels`), or a cell is not allowed by its kind.
         """
         if isinstance(frame, LargeTable):
             self._check_columns(frame.names)
@@ -362,10 +437,16 @@ class Schema:
         }
 
     def log_jacobian(self, frame: Any) -> np.ndarray:
-        """log |d data / d cells| per row: what turns the model's log p into that of the cells.
+        """``log |d data / d cells|`` per row: what turns the model's log p into that of the cells.
 
         A missing cell contributes 0. For counts and levels, log p is a probability and needs no
         Jacobian.
+
+        Arguments:
+            frame: The rows.
+
+        Returns:
+            One number per row.
         """
         table = read_table(frame)
         raw = self._read(table, warn=False)
@@ -374,18 +455,26 @@ class Schema:
         )
 
     def missing_cells(self, frame: Any, *, unknown_levels: bool = True) -> dict[str, np.ndarray]:
-        """Which cells of the modelled columns are missing, by column.
+        """Find which cells of the modelled columns are missing.
 
-        ``unknown_levels=False`` leaves out cells that are treated as missing because the schema
-        does not know their level.
+        Arguments:
+            frame: The rows.
+            unknown_levels: Whether to include cells that are treated as missing because the schema
+                does not know their level.
+
+        Returns:
+            A mask of the rows, by column.
         """
         raw = self._read(read_table(frame), warn=False, keep_unknown=not unknown_levels)
         return {name: np.isnan(values) for name, values in raw.items()}
 
     def cells(self, frame: Any) -> dict[str, np.ndarray]:
-        """The cells of the modelled columns as float64, by column: NaN where a cell is missing.
+        """Return the cells of the modelled columns as float64, by column.
 
-        A level is its position among the levels.
+        A missing cell is NaN. A level is its position among the levels.
+
+        Arguments:
+            frame: The rows.
         """
         return self._read(read_table(frame), warn=False)
 
@@ -393,7 +482,11 @@ class Schema:
         """Return the cells of a data dictionary, by column, in the units of the table.
 
         Levels come back as levels, dates as days since 1970-01-01, counts as whole numbers; NaN
-        (None for levels) marks a missing cell. One-hot rows are accepted for categories.
+        (None for levels) marks a missing cell.
+
+        Arguments:
+            data: Values by variable, as :meth:`encode` returns them or a model draws them. One-hot
+                rows are accepted for categories.
         """
         found: dict[str, np.ndarray] = {}
         for variable, columns in self.variables.items():
@@ -474,7 +567,14 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """Read a schema from the text of :meth:`to_json`."""
+        """Read a schema from JSON text.
+
+        Arguments:
+            text: The text of :meth:`to_json`.
+
+        Returns:
+            The schema.
+        """
         try:
             record = json.loads(text)
             if record["format"] != FORMAT:
@@ -497,32 +597,62 @@ class Schema:
     def mixture(self, clusters: int, *, covariance: str = "diagonal") -> Model:
         """Declare a mixture: a cluster, and all columns given the cluster.
 
-        Columns are independent within a cluster, except that ``covariance="full"`` gives the
-        columns of ``x`` a full covariance. The posterior and log p are exact.
+        The posterior and log p are exact.
+
+        Arguments:
+            clusters: The number of clusters.
+            covariance: "diagonal": columns are independent within a cluster. "full" gives the
+                columns of ``x`` a full covariance.
+
+        Returns:
+            The model.
         """
         from aevb.tables import declarations
 
         return declarations.mixture(self.specs, clusters, covariance=covariance)
 
     def factors(self, factors: int) -> Model:
-        """Declare factor analysis: columns are linear in ``factors`` Gaussian factors, plus noise.
+        """Declare factor analysis: columns are linear in Gaussian factors, plus noise.
 
         If all columns are real, positive or dates, the posterior and log p are exact. Otherwise
         counts and levels read the factors through their link functions, and a network approximates
         the posterior.
+
+        Arguments:
+            factors: The number of factors.
+
+        Returns:
+            The model.
         """
         from aevb.tables import declarations
 
         return declarations.factors(self.specs, factors)
 
     def vae(self, codes: int, *, hidden: Sequence[int] = (64, 64)) -> Model:
-        """Declare a variational auto-encoder with ``codes`` Gaussian codes."""
+        """Declare a variational auto-encoder.
+
+        Arguments:
+            codes: The number of Gaussian codes.
+            hidden: The sizes of the hidden layers of encoder and decoder.
+
+        Returns:
+            The model.
+        """
         from aevb.tables import declarations
 
         return declarations.vae(self.specs, codes, hidden=tuple(hidden))
 
     def gmvae(self, clusters: int, codes: int, *, hidden: Sequence[int] = (64, 64)) -> Model:
-        """Declare a VAE whose prior of the codes is a mixture of ``clusters`` Gaussians."""
+        """Declare a VAE whose prior of the codes is a mixture of Gaussians.
+
+        Arguments:
+            clusters: The number of Gaussians.
+            codes: The number of codes.
+            hidden: The sizes of the hidden layers of the networks.
+
+        Returns:
+            The model.
+        """
         from aevb.tables import declarations
 
         return declarations.gmvae(self.specs, clusters, codes, hidden=tuple(hidden))
@@ -545,6 +675,18 @@ class Schema:
         It is a mixture: several fits with different numbers of clusters, each with full covariances
         that are pulled towards the whole table, joined into one. The parts of a density have no
         meaning of their own; :meth:`fit_clusters` finds groups of rows.
+
+        Arguments:
+            frame: The rows.
+            seed: Decides the starts of the fits.
+
+        Returns:
+            The fitted :class:`TableModel`.
+
+        >>> random = np.random.default_rng(0)
+        >>> frame = {"height": random.normal(170, 9, 60), "mass": random.normal(70, 8, 60)}
+        >>> Schema.read(frame).fit_default(frame).score(frame)["log_p"].shape
+        (60,)
         """
         from aevb.tables.choosing import fit_default
 
@@ -554,7 +696,20 @@ class Schema:
         """Fit a mixture whose number of clusters and covariance BIC chooses.
 
         Mixtures of 1, 2, 3, … clusters are compared, with independent columns and with full
-        covariances, until more clusters do not help. ``settings`` are those of :meth:`fit`.
+        covariances, until more clusters do not help.
+
+        Arguments:
+            frame: The rows.
+            seed: Decides the starts of the fits.
+            **settings: Those of :meth:`fit`.
+
+        Returns:
+            The fitted :class:`TableModel`.
+
+        >>> random = np.random.default_rng(0)
+        >>> frame = {"height": random.normal(170, 5, 60) + 40 * (np.arange(60) % 2)}
+        >>> Schema.read(frame).fit_clusters(frame, starts=1, steps=20).model.graph.size("cluster")
+        2
         """
         from aevb.tables.selection import fit_clusters
 
@@ -564,16 +719,28 @@ class Schema:
         """Fit a model to a frame, and return it with its schema.
 
         A mixture is fitted by exact EM from several starts, and exact factor analysis by exact EM;
-        other models by gradient steps. ``settings`` are those of :func:`aevb.fit` and override
-        these choices; ``starts`` is the number of starts of a mixture. ``hide`` is for models with
-        networks: it adds a copy of the rows with this share of the cells removed at random, so that
-        the model can read rows with missing cells although its own table has none.
+        other models by gradient steps. Models with networks read all rows of a
+        :class:`~aevb.data.large_tables.LargeTable`, batch by batch; other models are fitted to its
+        random rows. The history of the run is in units of the standardised data;
+        :meth:`TableModel.score` is a density of the original columns.
 
-        Models with networks read all rows of a :class:`~aevb.data.large_tables.LargeTable`, batch
-        by batch; other models are fitted to its random rows.
+        Arguments:
+            model: A model of this table, such as ``schema.mixture(3)``.
+            frame: The rows.
+            **settings: Those of :func:`aevb.fit`, which override these choices; ``validation`` is a
+                frame. ``starts`` is the number of starts of a mixture. ``hide`` is for models with
+                networks: it adds a copy of the rows with this share of the cells removed at random.
+                The model can then read rows with missing cells although its own table has none.
 
-        The history of the run is in units of the standardised data; :meth:`TableModel.score` is a
-        density of the original columns.
+        Returns:
+            The fitted :class:`TableModel`.
+
+        >>> random = np.random.default_rng(0)
+        >>> frame = {"height": random.normal(170, 5, 60) + 40 * (np.arange(60) % 2)}
+        >>> schema = Schema.read(frame)
+        >>> fitted = schema.fit(schema.mixture(2), frame, seed=0, progress=False)
+        >>> np.bincount(fitted.clusters(frame)["cluster"]).tolist()
+        [30, 30]
         """
         from aevb.tables.fitted import fit_table
 

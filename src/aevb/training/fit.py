@@ -110,10 +110,13 @@ def fit(
         KeyboardInterrupt: The run was interrupted (Ctrl-C, SIGTERM). It saves a checkpoint first if
             ``out`` is set.
 
-    Example::
-
-        run = fit(model, {"x": x}, validation={"x": held_out}, epochs=50, out="runs/first")
-        run.history["elbo"]
+    >>> import torch
+    >>> from aevb import Normal
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> run = fit(model, {"x": x[50:]}, validation={"x": x[:50]}, steps=20, progress=False)
+    >>> run.step, bool(run.history["elbo"][-1] < 0)
+    (20, True)
     """
     unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
     if unknown:

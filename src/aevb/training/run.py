@@ -44,6 +44,22 @@ class Run:
 
     The model has the weights of the last step or, if ``patience`` was set, of the best validation.
     Both are on disk; see :func:`load_run`.
+
+    Attributes:
+        model: The trained model.
+        settings: The :class:`Settings` of the run.
+        rows: The records of the history, one dictionary per recorded step; ``history`` has them as
+            arrays.
+        out: The folder of the run's files; None if it was not saved.
+        step: The number of steps that were taken.
+        seconds: The duration of the training.
+
+    >>> from aevb import Normal, fit
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> x = np.random.default_rng(0).normal(size=(50, 2))
+    >>> run = fit(model, {"x": x}, validation={"x": x}, steps=20, progress=False)
+    >>> run.step, run.best.step, len(run.history["elbo"]) > 0
+    (20, 20, True)
     """
 
     model: Model
@@ -76,9 +92,23 @@ class Run:
 
     @classmethod
     def load(cls, out: str | Path) -> Run:
-        """Read a run from its folder: the model at the last checkpoint, and the history.
+        """Read a run from its folder: the model at the last checkpoint, and the history up to it.
 
-        The history ends at that checkpoint.
+        Arguments:
+            out: The folder.
+
+        Returns:
+            The run.
+
+        >>> import tempfile
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = fit(model, {"x": x}, steps=20, out=f"{folder}/run", progress=False)
+        ...     again = Run.load(f"{folder}/run")
+        >>> again.step, again.settings == run.settings
+        (20, True)
         """
         folder = Path(out)
         model, found, rows = _load(folder, "last")
@@ -145,7 +175,17 @@ class Run:
     def plot(self, path: str | Path | None = None) -> Figure:
         """Plot the bound, its terms and the evidence (if known) over the steps.
 
-        ``path`` saves a PNG.
+        Arguments:
+            path: A PNG file to write; None writes nothing.
+
+        Returns:
+            The figure.
+
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> len(fit(model, {"x": x}, steps=20, progress=False).plot().axes) > 0
+        True
         """
         figure = curves(
             self.history, [(start, end) for name, start, end in self.phases if name == "E"]
@@ -165,11 +205,16 @@ class Run:
     ) -> Page:
         """Make a page to look at this run: findings, curves, latent map, clusters and checks.
 
-        A notebook shows the page inline, and ``page.save(path)`` or ``out`` writes it as one HTML
-        file. ``data`` are the rows to show, as for :func:`fit`; rows that the model was not trained
-        on judge it better. ``labels`` are class numbers [N], −1 where unknown, or texts. ``image``
-        is the shape of an image, such as (28, 28), if the rows are images. ``rows`` is the largest
-        number of rows on the map.
+        Arguments:
+            data: The rows to show, as for :func:`fit`; rows that the model was not trained on judge
+                it better.
+            labels: Class numbers [N], −1 where unknown, or texts.
+            image: The shape of an image, such as (28, 28), if the rows are images.
+            out: Write the page as one HTML file.
+            rows: The largest number of rows on the map.
+
+        Returns:
+            The page. A notebook shows it inline, and ``page.save(path)`` writes it.
 
         >>> from aevb import Normal, fit
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
@@ -185,13 +230,29 @@ class Run:
 def load_run(out: str | Path, which: str = "best") -> Model:
     """Read the model of a run from its folder.
 
-    ``which="best"``, the default, loads the weights of the best validation, or of the last
-    checkpoint if there was no validation. ``which="last"`` loads the last checkpoint, from which
-    ``resume=True`` continues; these are also the weights that ``fit`` leaves in the model, unless
-    ``patience`` was set.
+    Arguments:
+        out: The folder.
+        which: "best" loads the weights of the best validation, or of the last checkpoint if there
+            was no validation. "last" loads the last checkpoint, from which ``resume=True``
+            continues; these are also the weights that ``fit`` leaves in the model, unless
+            ``patience`` was set.
 
-    A ValueError says that the folder holds no run, and a :class:`CheckpointError` that its files
-    are missing or damaged.
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: The folder holds no run.
+        CheckpointError: The files of the run are missing or damaged.
+
+    >>> import tempfile
+    >>> from aevb import Normal, fit
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+    >>> x = np.random.default_rng(0).normal(size=(50, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = fit(model, {"x": x}, steps=20, out=f"{folder}/run", progress=False)
+    ...     again = load_run(f"{folder}/run", which="last")
+    >>> str(again) == str(model)
+    True
     """
     if which not in ("best", "last"):
         raise ValueError(f'which is "best" or "last", got {which!r}.')

@@ -44,17 +44,38 @@ class Schedule:
         return 1
 
     def phase(self, step: int, total: int) -> Phase:
+        """Return the phase of a step.
+
+        Arguments:
+            step: The step, from 0.
+            total: The number of steps of the run.
+
+        >>> alternate(10, 20).phase(12, total=100)
+        Phase(name='M', theta=True, phi=False, position=2, length=20)
+        """
         return Phase("joint", True, True, step, total)
 
 
 @dataclass(frozen=True)
 class joint(Schedule):
-    """Train θ and φ together at every step: AEVB."""
+    """Train θ and φ together at every step: AEVB.
+
+    >>> joint().phase(0, total=100).name
+    'joint'
+    """
 
 
 @dataclass(frozen=True)
 class alternate(Schedule):
-    """Train φ alone for ``e_steps``, then θ alone for ``m_steps``, and repeat: approximate EM."""
+    """Train φ alone, then θ alone, and repeat: approximate EM.
+
+    Arguments:
+        e_steps: The number of steps of φ, which tighten the bound.
+        m_steps: The number of steps of θ, which raise it.
+
+    >>> [alternate(10, 20).phase(step, total=100).name for step in (0, 9, 10, 29, 30)]
+    ['E', 'E', 'M', 'M', 'E']
+    """
 
     e_steps: int = 1000
     m_steps: int = 1000
@@ -89,22 +110,29 @@ class em(Schedule):
 
     If the M-step has a closed form, a step is one iteration over all rows, and at most ``steps=``
     (1,000 by default) iterations are taken. Over-dispersed counts (``NegativeBinomial``) with one
-    dispersion for all clusters belong here: Newton's method finds the exact maximum. EM converges
-    when the last three iterations together raised the mean evidence by less than ``tol`` nats; with
-    ``tol=0`` it always takes all steps. ``accelerate`` extrapolates from earlier iterations if that
-    does not lower the evidence; ``accelerate=False`` is textbook EM.
+    dispersion for all clusters belong here: Newton's method finds the exact maximum.
 
-    ``start`` chooses the initial parameters. ``"data"`` computes them from the data (principal
-    components, k-means++ with the run's seed). ``"keep"`` takes the model's parameters, and moves
-    the biases to the means of the data if that raises the evidence. ``"auto"`` is ``"data"`` if p
-    is as it was initialised, and ``"keep"`` if it was trained, loaded or set.
+    Arguments:
+        m_steps: If the M-step has no closed form, it is this many gradient steps on E[log p(x, z)]
+            with the posterior of the last E-step held fixed.
+        tol: EM converges when the last three iterations together raised the mean evidence by less
+            than ``tol`` nats; with 0 it always takes all steps.
+        start: Chooses the initial parameters. "data" computes them from the data (principal
+            components, k-means++ with the run's seed). "keep" takes the model's parameters, and
+            moves the biases to the means of the data if that raises the evidence. "auto" is "data"
+            if p is as it was initialised, and "keep" if it was trained, loaded or set.
+        accelerate: Extrapolate from earlier iterations if that does not lower the evidence; False
+            is textbook EM.
+        least: The lower limit of the variance that an M-step gives a column, as a share of the
+            column's own variance. By default it is 1e-12 for finite latents and 1e-6 for Gaussian
+            ones. A larger one, such as 1e-4, keeps a cluster from collapsing onto equal rows.
 
-    If the M-step has no closed form, it is ``m_steps`` gradient steps on E[log p(x, z)] with the
-    posterior of the last E-step held fixed.
-
-    ``least`` is the lower limit of the variance that an M-step gives a column, as a share of the
-    column's own variance. By default it is 1e-12 for finite latents and 1e-6 for Gaussian ones. A
-    larger one, such as 1e-4, keeps a cluster from collapsing onto equal rows.
+    >>> import torch
+    >>> from aevb import fit, zoo
+    >>> x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    >>> run = fit(zoo.fa(x=3, z=1), {"x": x}, schedule=em(), progress=False)
+    >>> any(row.get("kind") == "converged" for row in run.rows)
+    True
     """
 
     m_steps: int = 100
@@ -152,17 +180,26 @@ class mle(Schedule):
 
     The evidence of the model must be known in closed form. If model and data are small, a step is
     one iteration of L-BFGS on all rows, in float64, and at most ``steps=`` (1,000 by default)
-    iterations are taken. The run converges when the last iteration raised the mean evidence by less
-    than ``tol`` nats and the next one is expected to as well. With ``tol=0`` it takes all steps,
-    unless no step raises the evidence.
+    iterations are taken.
 
     The search uses the units of the data and starts at the model's parameters. If independent
     Gaussians with the means and standard deviations of the columns have a higher evidence, two
     other starts are tried: one moves the biases to the means of the data, and the other interprets
     the parameters as those of a model of standardised data. The best start is used.
 
-    For larger models or data, or if ``lr``, ``warmup`` or ``clip`` is set, a step is a step of Adam
-    on a batch. ``optimiser="lbfgs"`` or ``"adam"`` overrides this choice.
+    Arguments:
+        tol: The run converges when the last iteration raised the mean evidence by less than ``tol``
+            nats and the next one is expected to as well. With 0 it takes all steps, unless no step
+            raises the evidence.
+        optimiser: "lbfgs" or "adam". "auto" takes steps of Adam on batches for larger models or
+            data, or if ``lr``, ``warmup`` or ``clip`` is set.
+
+    >>> import torch
+    >>> from aevb import fit, zoo
+    >>> x = torch.randn(1, 50, 1, generator=torch.Generator().manual_seed(0))
+    >>> run = fit(zoo.local_level(), {"x": x}, schedule=mle(), progress=False)
+    >>> run.step < 100
+    True
     """
 
     tol: float = 1e-5

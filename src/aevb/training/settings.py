@@ -46,8 +46,13 @@ class Settings:
     ``fit(model, data, **vars(settings))`` trains with them. A run saves its settings;
     ``Settings.from_toml("run/config.toml")`` reads them.
 
-        >>> Settings(epochs=5).total(n=1000, batch=100)
-        50
+    >>> settings = Settings(epochs=5, kl_warmup=100, beta={"z": 4.0})
+    >>> settings.total(n=1000, batch=100)
+    50
+    >>> settings.kl_weight(49, total=1000), settings.beta_of("z"), settings.free_bits_of("z")
+    (0.5, 4.0, 0.0)
+    >>> Settings.from_record(settings.record()) == settings
+    True
     """
 
     epochs: float | None = _setting(
@@ -284,9 +289,17 @@ class Settings:
         return bool(self.kl_warmup) or self.has_beta
 
     def total(self, n: int, batch: int, windows: float = 1.0) -> int:
-        """Return the number of steps; ``windows`` is the mean number of windows of a batch.
+        """Compute the number of steps.
 
         By default it makes 20 epochs, but at least 2,000 steps and at most 200 epochs.
+
+        Arguments:
+            n: The number of rows.
+            batch: The number of rows per step.
+            windows: The mean number of windows of a batch.
+
+        Returns:
+            The number of steps of the run.
         """
         per_epoch = n / min(batch, n) * windows
         if self.steps is not None:
@@ -297,7 +310,9 @@ class Settings:
     def kl_weight(self, step: int, total: int) -> float:
         """Return the warm-up's weight of the KL terms in a step; ``beta`` multiplies it.
 
-        ``total`` is the number of steps of the run, which ``kl_cycles`` divides.
+        Arguments:
+            step: The step, from 0.
+            total: The number of steps of the run, which ``kl_cycles`` divides.
         """
         if not self.kl_warmup:
             return 1.0
@@ -305,16 +320,33 @@ class Settings:
         return min(1.0, (step - start + 1) / self.kl_warmup)
 
     def beta_of(self, latent: str) -> float:
-        """Return the weight of a latent's KL term after the warm-up."""
+        """Return the weight of a latent's KL term after the warm-up.
+
+        Arguments:
+            latent: The name of the latent.
+        """
         return self.beta.get(latent, 1.0) if isinstance(self.beta, Mapping) else self.beta
 
     def free_bits_of(self, latent: str) -> float:
-        """Return the free bits of a latent, in nats."""
+        """Return the free bits of a latent, in nats.
+
+        Arguments:
+            latent: The name of the latent.
+        """
         bits = self.free_bits
         return bits.get(latent, 0.0) if isinstance(bits, Mapping) else bits
 
     def rate(self, step: int, phase: Phase) -> float:
-        """Return the learning rate of a step, which belongs to this phase."""
+        """Return the learning rate of a step.
+
+        Arguments:
+            step: The step, from 0.
+            phase: The phase of the schedule to which it belongs.
+
+        >>> settings = Settings(lr=0.1, warmup=10, decay="constant")
+        >>> settings.rate(4, settings.schedule.phase(4, 100))
+        0.05
+        """
         assert self.lr is not None
         rate = self.lr * min(1.0, (step + 1) / self.warmup) if self.warmup else self.lr
         if self.decay == "cosine":
@@ -341,20 +373,44 @@ class Settings:
     def from_record(cls, record: Mapping[str, Any]) -> Settings:
         """Return the settings of a record.
 
-        Missing fields get their defaults; unknown keys are ignored.
+        Arguments:
+            record: Plain values, as :meth:`record` returns them. Missing fields get their defaults;
+                unknown keys are ignored.
         """
         return cls(**_from_plain(record))
 
     def to_toml(self, path: str | Path) -> None:
-        """Write the settings to a TOML file, which :meth:`from_toml` reads."""
+        """Write the settings to a TOML file, which :meth:`from_toml` reads.
+
+        Arguments:
+            path: The file.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Settings(epochs=5).to_toml(f"{folder}/config.toml")
+        ...     print(Path(f"{folder}/config.toml").read_text().splitlines()[0])
+        epochs = 5
+        """
         Path(path).write_text(toml_text(self.record()), encoding="utf-8")
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Settings:
         """Read settings from a TOML file, e.g. a run's ``config.toml``.
 
-        Missing fields get their defaults. The keys that a run records besides its settings (data,
-        fresh, frozen, numbers) are ignored. Any other unknown key raises a ValueError.
+        Arguments:
+            path: The file. Missing fields get their defaults. The keys that a run records besides
+                its settings (data, fresh, frozen, numbers) are ignored. Any other unknown key
+                raises a ValueError.
+
+        Returns:
+            The settings.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Settings(epochs=5, lr=0.01).to_toml(f"{folder}/config.toml")
+        ...     again = Settings.from_toml(f"{folder}/config.toml")
+        >>> again == Settings(epochs=5, lr=0.01)
+        True
         """
         return cls(**read_toml(path))
 
@@ -383,15 +439,20 @@ def default_of(one: Field[Any]) -> Any:
 
 
 def _listed() -> str:
-    """Return every setting with its type, default and documentation, for docstrings."""
-    lines = [
-        f"{one.name}: {one.type} = {default_of(one)!r}\n    {documentation(one)}"
+    """Return every setting with its type, documentation and default, as a list of arguments."""
+    return "\n".join(
+        textwrap.fill(
+            f"{one.name} ({one.type}): {documentation(one)} Default: {default_of(one)!r}.",
+            100,
+            initial_indent=" " * 8,
+            subsequent_indent=" " * 12,
+            break_on_hyphens=False,
+        )
         for one in fields(Settings)
-    ]
-    return textwrap.indent("\n".join(lines), "    ")
+    )
 
 
-Settings.__doc__ = f"{Settings.__doc__}\n{_listed()}\n    "
+Settings.__doc__ = f"{Settings.__doc__}\n    Arguments:\n{_listed()}\n    "
 
 
 def options_source() -> str:

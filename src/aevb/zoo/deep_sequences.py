@@ -18,6 +18,18 @@ def volatility(
     """Stochastic volatility: the scale of x follows a latent autoregression v.
 
     The scale is softplus(v + c), about exp(v + c) for small scales. The mean of x is constant.
+
+    Arguments:
+        x: Number of series.
+        h: Size of the recurrent state by which q reads the data.
+        hidden: Sizes of the hidden layers of q.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, T, x].
+
+    >>> volatility(x=2, h=4, hidden=(4,), likelihood="StudentT").graph.latents
+    ('v',)
     """
     eye = [[float(i == j) for j in range(x)] for i in range(x)]
     only_scale = linear(fixed={"v[t]": [[0.0] * x for _ in range(x)] + eye})
@@ -41,7 +53,22 @@ def dmm(
     hidden: tuple[int, ...] = (64,),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Deep Markov model: a Markov chain of latents with neural transition and emission."""
+    """Deep Markov model: a Markov chain of latents with neural transition and emission.
+
+    Arguments:
+        x: Number of entries of a step.
+        z: Number of entries of a step's latent.
+        h: Size of the recurrent state by which q reads the data.
+        hidden: Sizes of the hidden layers of the networks.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, T, x].
+
+    >>> model = dmm(x=4, z=2, h=8, hidden=(8,))
+    >>> model.sample(3, steps=5, seed=0)["z"].shape
+    torch.Size([3, 5, 2])
+    """
     net = mlp(*hidden)
     return Model(
         p={"z[t] | z[t-1]": Normal(z, net=net), "x[t] | z[t]": family_of(likelihood, x, net)},
@@ -57,7 +84,22 @@ def srnn(
     hidden: tuple[int, ...] = (64,),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Stochastic RNN: a recurrence of the data and a Markov chain of latents, with smoothing q."""
+    """Stochastic RNN: a recurrence of the data and a Markov chain of latents, with smoothing q.
+
+    Arguments:
+        x: Number of entries of a step.
+        z: Number of entries of a step's latent.
+        h: Size of both recurrent states, of p and of q.
+        hidden: Sizes of the hidden layers of the networks.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, T, x].
+
+    >>> model = srnn(x=4, z=2, h=8, hidden=(8,))
+    >>> model.sample(3, steps=5, seed=0)["x"].shape
+    torch.Size([3, 5, 4])
+    """
     net = mlp(*hidden)
     return Model(
         p={
@@ -83,6 +125,20 @@ def kvae(
     """Kalman VAE: a code a of each frame x follows a linear-Gaussian state space model z.
 
     q draws the codes from the frames, and the states by a linear smoother of the codes.
+
+    Arguments:
+        x: Number of entries of a frame.
+        a: Number of entries of a frame's code.
+        z: Number of entries of the state.
+        hidden: Sizes of the hidden layers of encoder and decoder.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, T, x].
+
+    >>> model = kvae(x=16, a=1, z=2, hidden=(8,))
+    >>> model.graph.latents
+    ('a', 'z')
     """
     net = mlp(*hidden)
     family = family_of(likelihood, x, net)

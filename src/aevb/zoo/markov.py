@@ -13,7 +13,20 @@ from aevb.zoo.arguments import Likelihood, family_of
 def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal") -> Model:
     """Hidden Markov model: a chain of classes y, and data around the centre of each class.
 
-    With likelihood="MultivariateNormal", each class has a full covariance.
+    Arguments:
+        x: Number of entries of a step.
+        y: Number of classes.
+        h: Size of the recurrent state by which q reads the data.
+        likelihood: The family of x, as a name or a conditional. With "MultivariateNormal", each
+            class has a full covariance.
+
+    Returns:
+        The model, for data x [N, T, x]. Train it with ``schedule=em()``; its evidence and the
+        posterior of the classes are exact.
+
+    >>> import torch
+    >>> hmm(y=3).smooth(x=torch.zeros(1, 20, 1), method="exact").probs["y"].shape
+    torch.Size([1, 20, 3])
     """
     return Model(
         p={**_chain(y), "x[t] | y[t]": family_of(likelihood, x)},
@@ -26,7 +39,21 @@ def switching(
 ) -> Model:
     """Switching regression: coefficients and noise of x on a given u switch with a hidden chain y.
 
-    If autoregressive, x reads its last value too; with u=0, only that (an autoregressive HMM).
+    Arguments:
+        x: Number of entries of a step.
+        u: Number of given columns that x is regressed on.
+        y: Number of classes.
+        autoregressive: Whether x reads its last value too; with ``u=0``, only that (an
+            autoregressive HMM).
+        h: Size of the recurrent state by which q reads the data.
+
+    Returns:
+        The model, for data x [N, T, x] and given u [N, T, u]. Train it with ``schedule=mle()``.
+
+    >>> import torch
+    >>> model = switching(u=2, y=3)
+    >>> model.log_evidence(x=torch.zeros(1, 20, 1), u=torch.zeros(1, 20, 2)).method
+    'exact'
     """
     reads = [*(["u[t]"] if u else []), *(["x[t-1]"] if autoregressive else [])]
     if not reads:

@@ -23,6 +23,17 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
     """Local level: a random walk, observed with noise.
 
     The two learned scales are those of the walk and of the noise, per series.
+
+    Arguments:
+        x: Number of series.
+        start: Standard deviation of the prior of the first level.
+
+    Returns:
+        The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
+
+    >>> import torch
+    >>> local_level().log_evidence(x=torch.zeros(1, 20, 1)).method
+    'exact'
     """
     return Model(
         p={
@@ -38,6 +49,17 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
     """Local linear trend: a level whose slope is a random walk, observed with noise.
 
     The three learned scales are those of the level, of the slope and of the noise, per series.
+
+    Arguments:
+        x: Number of series.
+        start: Standard deviation of the priors of the first level and the first slope.
+
+    Returns:
+        The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
+
+    >>> import torch
+    >>> local_trend().forecast(steps=3, x=torch.zeros(1, 20, 1)).mean["x"].shape
+    torch.Size([1, 3, 1])
     """
     return Model(
         p={
@@ -58,6 +80,16 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
 
     The season has a wave for each frequency j / period. The waves turn by a fixed angle per step,
     and all change with the same learned scale.
+
+    Arguments:
+        period: Number of steps after which the season repeats.
+        start: Standard deviation of the priors of the first level, slope and season.
+
+    Returns:
+        The model, for data x [N, T, 1]. Train it with ``schedule=mle()``.
+
+    >>> seasonal(period=4).graph.latents
+    ('level', 'slope', 'season')
     """
     if isinstance(period, bool) or not isinstance(period, int) or period < 2:
         raise ValueError(f"seasonal: period is a whole number of steps from 2 on, got {period!r}.")
@@ -87,8 +119,21 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
 def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
     """Autoregression: x is a linear function of its last values, plus noise; no latents.
 
-    The values before the series are "zeros", or "given" as ``before``: the last values, the newest
-    first. Several series have full matrices and a full covariance.
+    Several series have full matrices and a full covariance.
+
+    Arguments:
+        x: Number of series.
+        lags: Number of last values that x reads.
+        start: The values before the series are "zeros", or "given" as ``before``: the last values,
+            the newest first.
+
+    Returns:
+        The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
+
+    >>> import torch
+    >>> model = ar(lags=3)
+    >>> model.log_evidence(x=torch.zeros(1, 20, 1)).value.shape
+    torch.Size([1])
     """
     if isinstance(lags, bool) or not isinstance(lags, int) or lags < 1:
         raise ValueError(f"ar: lags is a positive whole number, got {lags!r}.")

@@ -13,7 +13,19 @@ from aevb.zoo.arguments import Likelihood, choose, family_of, reading
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
     """Factor analysis (5.2): x = W z + noise.
 
-    The covariance of the posterior is "full", "diagonal", or "fixed" to one scale.
+    Arguments:
+        x: Number of columns of the data.
+        z: Number of factors.
+        posterior: The covariance of q(z | x): "full", "diagonal", or "fixed" to one scale.
+        scale: The standard deviation of the "fixed" posterior.
+
+    Returns:
+        The model, for data x [N, x]. Its evidence and posterior are exact.
+
+    >>> import torch
+    >>> model = fa(x=4, z=2)
+    >>> model.log_evidence(x=torch.zeros(5, 4)).method
+    'exact'
     """
     # From random weights, far from the posterior, an E-step would take thousands of steps.
     start = linear(bias=False, init="zeros")
@@ -42,6 +54,20 @@ def vae(
     """Variational auto-encoder (5.3), by default with the continuous Bernoulli likelihood.
 
     That likelihood is for data in [0, 1].
+
+    Arguments:
+        x: Number of entries of a row, for instance of pixels.
+        z: Number of entries of the code.
+        hidden: Sizes of the hidden layers of encoder and decoder.
+        dropout: Share of the hidden units that a training step leaves out.
+        likelihood: The family of x, as a name or a conditional such as ``Normal(scale=0.1)``.
+
+    Returns:
+        The model, for data x [N, x].
+
+    >>> model = vae(x=64, z=2, hidden=(32,), likelihood="Bernoulli")
+    >>> model.sample(3, seed=0)["x"].shape
+    torch.Size([3, 64])
     """
     net = mlp(*hidden, dropout=dropout)
     family = family_of(likelihood, x, net)
@@ -61,9 +87,24 @@ def cvae(
     dropout: float = 0.1,
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
-    """Conditional VAE (5.4).
+    """Conditional VAE (5.4): images given a label.
 
-    The label y conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only.
+    Arguments:
+        x: Number of entries of a row.
+        z: Number of entries of the code.
+        y: Number of labels.
+        variant: The label conditions "both" prior and likelihood, the "prior" only, or the
+            "likelihood" only.
+        hidden: Sizes of the hidden layers of encoder and decoder.
+        dropout: Share of the hidden units that a training step leaves out.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, x] and given labels y [N].
+
+    >>> model = cvae(x=64, z=2, y=10, hidden=(32,), likelihood="Bernoulli")
+    >>> model.sample(3, y=7, seed=0)["x"].shape
+    torch.Size([3, 64])
     """
     net = mlp(*hidden, dropout=dropout)
     family = family_of(likelihood, x, net)
@@ -90,6 +131,21 @@ def gmvae(
     """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
 
     By default for binary data.
+
+    Arguments:
+        x: Number of entries of a row.
+        z: Number of entries of the code.
+        y: Number of clusters.
+        hidden: Sizes of the hidden layers of the networks.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, x]; data y [N] are known clusters, −1 where unknown.
+
+    >>> import torch
+    >>> model = gmvae(x=16, z=2, y=3, hidden=(8,))
+    >>> model.posterior(x=torch.zeros(5, 16))["y"].probs.shape
+    torch.Size([5, 3])
     """
     net = mlp(*hidden, init="glorot_normal")
     family = family_of(likelihood, x, net)
@@ -108,7 +164,23 @@ def m2(
     hidden: tuple[int, ...] = (512, 512),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
-    """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both."""
+    """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both.
+
+    Arguments:
+        x: Number of entries of a row.
+        z: Number of entries of the style.
+        y: Number of classes.
+        hidden: Sizes of the hidden layers of the networks.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, x]; data y [N] are known classes, −1 where unknown.
+
+    >>> import torch
+    >>> model = m2(x=16, z=2, y=3, hidden=(8,))
+    >>> model.elbo(x=torch.zeros(4, 16), y=torch.tensor([0, 2, -1, -1])).value.shape
+    torch.Size([4])
+    """
     net = mlp(*hidden, init="glorot_normal")
     family = family_of(likelihood, x, net)
     encoder = reading(family, net)
@@ -130,7 +202,21 @@ def vrnn(
 ) -> Model:
     """Variational RNN (5.6) for sequences, by default binary.
 
-    q reads x up to step t ("filtering") or all of x ("smoothing").
+    Arguments:
+        x: Number of entries of a step.
+        z: Number of entries of a step's latent.
+        h: Size of the recurrent state.
+        posterior: q reads x up to step t ("filtering") or all of x ("smoothing").
+        hidden: Sizes of the hidden layers of the networks.
+        layers: Layers of the LSTM.
+        likelihood: The family of x, as a name or a conditional.
+
+    Returns:
+        The model, for data x [N, T, x].
+
+    >>> model = vrnn(x=4, z=2, h=8, hidden=(8,), layers=1, posterior="smoothing")
+    >>> model.sample(3, steps=5, seed=0)["x"].shape
+    torch.Size([3, 5, 4])
     """
     net = mlp(*hidden)
     family = family_of(likelihood, x, net)
