@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: F401 (the examples in docstrings use it)
 from torch import Tensor
 
+from aevb.data.sequence_index import SequenceIndex
+from aevb.data.sequences import frames_in_arrays, future_in_arrays
 from aevb.declare.conditionals import Conditional
 from aevb.declare.networks import Shape
 from aevb.declare.serialization import deserialize, serialize
 from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
-from aevb.estimate.batch import prepare, split_latents
+from aevb.estimate.batch import Batch, prepare, split_latents
 from aevb.estimate.bound import Bound, KLWeight
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
@@ -132,6 +135,16 @@ class Model(DeclaredModel):
 
         return cards.model_card(self)
 
+    def prepare(
+        self, *, steps: Any = None, lengths: Any = None, gaps: Any = False, **data: Any
+    ) -> Batch:
+        """Check data against the declaration and convert them to a batch.
+
+        A variable with time may be a frame, whose lines are steps (:func:`aevb.sequences`).
+        """
+        data, lengths, _ = frames_in_arrays(self.graph, data, lengths)
+        return super().prepare(steps=steps, lengths=lengths, gaps=gaps, **data)
+
     # The bound ------------------------------------------------------------------------------------
 
     def elbo(
@@ -222,9 +235,12 @@ class Model(DeclaredModel):
         On a GPU torch reserves more memory than the tensors need. The result prints itself, with
         notes if it is unreliable.
         """
-        batch = self.prepare(gaps=True, **data)
+        lengths = data.pop("lengths", None)
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
-        return log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
+        found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
+        return found if index is None else replace(found, index=index)
 
     @sharing_cores()
     def gap(
@@ -354,9 +370,10 @@ class Model(DeclaredModel):
         >>> filled.mean["x"].shape, filled.draws["x"].shape
         (torch.Size([1, 2]), torch.Size([50, 1, 2]))
         """
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
-        return impute(
+        found = impute(
             posterior_of(
                 self,
                 self.teaching,
@@ -368,6 +385,7 @@ class Model(DeclaredModel):
             ),
             samples,
         )
+        return found if index is None else replace(found, index=index)
 
     # Sequences ------------------------------------------------------------------------------------
 
@@ -402,7 +420,10 @@ class Model(DeclaredModel):
         >>> forecast.mean["x"].shape, forecast.draws["x"].shape, forecast.method
         (torch.Size([1, 12, 1]), torch.Size([500, 1, 12, 1]), 'exact')
         """
-        return forecast_of(
+        past, lengths, index = frames_in_arrays(self.graph, past, lengths)
+        if isinstance(given, Mapping) and isinstance(steps, int) and steps > 0:
+            given = future_in_arrays(index, given, steps, self.graph, "given")
+        found = forecast_of(
             self,
             self.teaching,
             past,
@@ -413,6 +434,18 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
+        return found if index is None else self._forecast_in(found, index)
+
+    def _forecast_in(self, found: Forecast, index: SequenceIndex) -> Forecast:
+        """Return a forecast of frames, whose score takes frames of the future too."""
+        score = found._score
+
+        def scored(future: Mapping[str, Any]) -> Evidence:
+            plain = future_in_arrays(index, future, found.steps, self.graph, "log_prob")
+            assert score is not None
+            return replace(score(plain), index=index)
+
+        return replace(found, index=index, _score=scored)
 
     @sharing_cores()
     def filter(
@@ -430,7 +463,8 @@ class Model(DeclaredModel):
         where it is known. ``method="auto"`` is exact where the evidence is exact, otherwise a
         particle filter with q as proposal. "q" is q's own belief, if q reads no later data.
         """
-        return filter_of(
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        found = filter_of(
             self,
             self.teaching,
             data,
@@ -439,6 +473,7 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
+        return found if index is None else replace(found, index=index)
 
     @sharing_cores()
     def smooth(
@@ -456,7 +491,8 @@ class Model(DeclaredModel):
         p is Markov in its latents, otherwise they are the lines of the last particles; ``why`` of
         the result says which. "q" is q's posterior, which smooths only if q reads later data.
         """
-        return smooth_of(
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        found = smooth_of(
             self,
             self.teaching,
             data,
@@ -465,6 +501,7 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
+        return found if index is None else replace(found, index=index)
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """log p of a complete assignment, one number per example.
