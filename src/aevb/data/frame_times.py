@@ -37,8 +37,12 @@ def split_keys(
 
     library = _library(frame)
     found: dict[str, Any] = {}
+    numbers = None
     if library == "pandas":
         frame, found = _of_pandas_index(frame, id, time)
+        # Whole numbers without a name may be what a selection left of the numbers of the lines, so
+        # they are times only if nothing else is.
+        numbers = found.pop("unnamed", None)
     table: nw.DataFrame[Any] = nw.from_native(frame, eager_only=True)
     if not len(table):
         raise ValueError("The frame has no lines; a sequence needs at least one step.")
@@ -57,6 +61,8 @@ def split_keys(
             raise ValueError(f"{found_two}. Or name it: aevb.sequences(frame, {word}=…).") from None
         if name is not None:
             found[word] = table[name]
+    if numbers is not None and "time" not in found and "id" not in found:
+        found["time"] = numbers
     named = [value.name for value in found.values() if isinstance(value, nw.Series)]
     keys = {word: _key(word, value, library) for word, value in found.items()}
     return table.drop(named), keys.get("id"), keys.get("time")
@@ -69,7 +75,7 @@ def _library(frame: Any) -> str:
 
 def _of_pandas_index(frame: Any, id: str | None, time: str | None) -> tuple[Any, dict[str, Any]]:
     """Return a frame with the default index, and the levels of its index that are ids or times."""
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
 
     if isinstance(frame, pd.Series):
         frame = frame.to_frame("value" if frame.name is None else frame.name)
@@ -91,7 +97,8 @@ def _of_pandas_index(frame: Any, id: str | None, time: str | None) -> tuple[Any,
             f"aevb.sequences(frame.reset_index(), id=…, time=…)."
         )
     if index.nlevels == 1:
-        return plain, found or {"time": index}
+        unnamed = index.name is None and pd.api.types.is_integer_dtype(index.dtype)
+        return plain, found or {"unnamed" if unnamed else "time": index}
     if id is not None and not found:
         raise ValueError(
             f"id={id!r} is a column, but the index has two levels, an id and a time. Leave out "

@@ -30,7 +30,7 @@ class Clock:
     def written(self, library: str, times: np.ndarray) -> Any:
         """Return times as a column of the library (for pandas, an index)."""
         if library == "pandas":
-            import pandas as pd
+            import pandas as pd  # type: ignore[import-untyped]
 
             if self.kind == "period":
                 return pd.PeriodIndex.from_ordinals(times, freq=self.frequency)
@@ -45,7 +45,7 @@ class Clock:
         if self.zone is not None:
             import narwhals as nw
 
-            series = nw.new_series("time", times, backend=library)
+            series = nw.new_series("time", times, backend=library)  # type: ignore[arg-type]
             if self.utc:
                 zoned = series.dt.replace_time_zone("UTC").dt.convert_time_zone(self.zone)
             else:

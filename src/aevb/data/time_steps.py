@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Spacing:
     size: float
     at_end: bool = False
 
-    def after(self, last: np.generic, counts: np.ndarray) -> np.ndarray:
+    def after(self, last: Any, counts: np.ndarray) -> np.ndarray:
         """Return the times that are ``counts`` steps after a time.
 
         >>> import numpy as np

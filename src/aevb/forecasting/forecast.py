@@ -101,10 +101,11 @@ class Forecast:
         >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
         >>> model = Model(p, q={"z[t] | x[t]": Normal()}).double()
         >>> x = pd.Series(0.0, pd.period_range("2024-01", periods=9, freq="M"), name="sales")
-        >>> model.forecast(steps=2, x=x).frame(levels=[0.9]).round(2)
-                 sales_mean  sales_sd  sales_lower_90  sales_upper_90
-        2024-10         0.0      1.02           -1.68            1.68
-        2024-11         0.0      1.02           -1.69            1.69
+        >>> frame = model.forecast(steps=2, x=x).frame(levels=[0.9])
+        >>> list(frame)
+        ['sales_mean', 'sales_sd', 'sales_lower_90', 'sales_upper_90']
+        >>> frame.index
+        PeriodIndex(['2024-10', '2024-11'], dtype='period[M]')
         """
         from aevb.data.sequence_index import entry_names, numbered
 
@@ -113,7 +114,7 @@ class Forecast:
         ends = [end for level in inside for end in ((1 - level) / 2, (1 + level) / 2)]
         sides = [f"{side}_{100 * level:.12g}" for level in inside for side in ("lower", "upper")]
         quantiles = self.quantile(ends) if self._classes < self.mean.keys() else {}
-        columns = {}
+        columns: dict[str, Any] = {}
         for name, mean in self.mean.items():
             kinds = {"mean": mean, "sd": self.sd[name]}
             if name in self._classes:

@@ -144,9 +144,9 @@ def fan(
         _draw(axes, panel, past)
         axes.set_title(panel.title, fontsize=9, loc="left")
         if panel.times.dtype.kind == "M":
-            dates = AutoDateLocator(maxticks=6 if across == 1 else 4)
+            dates = AutoDateLocator(maxticks=6 if across == 1 else 4)  # type: ignore[no-untyped-call]
             axes.xaxis.set_major_locator(dates)
-            axes.xaxis.set_major_formatter(ConciseDateFormatter(dates))
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(dates))  # type: ignore[no-untyped-call]
         else:
             axes.xaxis.set_major_locator(MaxNLocator(6 if across == 1 else 4, integer=True))
         axes.spines[["top", "right"]].set_visible(False)

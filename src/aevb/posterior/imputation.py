@@ -58,7 +58,7 @@ class Imputation:
                 "The data were arrays, so there is no index to give a frame in. Use .mean, or pass "
                 "the data as a frame (aevb.sequences)."
             )
-        columns = {}
+        columns: dict[str, Any] = {}
         for name, names in self.index.columns.items():
             if name not in self.mean:
                 continue
