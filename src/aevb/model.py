@@ -422,7 +422,7 @@ class Model(DeclaredModel):
         """
         past, lengths, index = frames_in_arrays(self.graph, past, lengths)
         if isinstance(given, Mapping) and isinstance(steps, int) and steps > 0:
-            given = future_in_arrays(index, given, steps, self.graph, "given")
+            given = future_in_arrays(index, given, steps, self.graph, "given: ")
         found = forecast_of(
             self,
             self.teaching,
@@ -441,7 +441,7 @@ class Model(DeclaredModel):
         score = found._score
 
         def scored(future: Mapping[str, Any]) -> Evidence:
-            plain = future_in_arrays(index, future, found.steps, self.graph, "log_prob")
+            plain = future_in_arrays(index, future, found.steps, self.graph, "log_prob: ")
             assert score is not None
             return replace(score(plain), index=index)
 

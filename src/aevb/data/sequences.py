@@ -205,6 +205,8 @@ def future_in_arrays(
 ) -> dict[str, Any]:
     """Replace frames of the future by arrays, [N, steps, …], at the times after the past.
 
+    ``what`` begins the messages.
+
     Raises ValueError if a time is missing, naming it.
     """
     found = dict(data)
@@ -213,14 +215,14 @@ def future_in_arrays(
             continue
         if index is None:
             raise ValueError(
-                f"{what}: the future of {name} is a frame, but the past is not. Pass the past as a "
+                f"{what}the future of {name} is a frame, but the past is not. Pass the past as a "
                 f"frame too, or the future as an array."
             )
         read = value if isinstance(value, Sequences) else _read(value, graph)
         theirs = read.variable(graph, name)
         found[name] = np.stack(
             [
-                _at(index, read.index, theirs, row, ahead, f"{what}: the future of {name}")
+                _at(index, read.index, theirs, row, ahead, f"{what}the future of {name}")
                 for row, ahead in enumerate(index.ahead(steps))
             ]
         )
