@@ -260,6 +260,8 @@ class Model(DeclaredModel):
         ascent from the encoder's output; the encoder's output is kept if the ascent does not
         clearly improve it. Both bounds are then estimated with ``samples`` fresh draws. ``method``
         is the method of :meth:`log_evidence`, and ``how`` overrides the plan as in :meth:`elbo`.
+        Missing entries that p reads are drawn from p in both bounds; what that costs is part of the
+        approximation gap.
         """
         return split_gap(
             self, data, iterations=iterations, samples=samples, method=method, how=how, seed=seed
