@@ -79,8 +79,8 @@ def states() -> Model:
 
 
 def regimes() -> Model:
-    """An autoregression whose coefficient, mean and noise switch between two regimes."""
-    model = switching(u=0, autoregressive=True)
+    """A regression on a given u, whose coefficient, mean and noise switch between two regimes."""
+    model = switching()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.theta():
@@ -129,22 +129,31 @@ COVERED: dict[str, Callable[[], Model]] = {
     "AR(3)": autoregressive,
     "two factors, three series": factors,
     "hidden Markov, 3 states": states,
-    "switching AR(1)": regimes,
+    "switching regression": regimes,
     "stochastic volatility": volatility,
 }
 
 
-def coverage(model: Model, futures: int, samples: int) -> dict[str, Any]:
+def coverage(model: Model, futures: int, samples: int, method: str) -> dict[str, Any]:
     """Return the shares of futures within the intervals, [levels, steps]."""
-    drawn = model.sample(futures, steps=PAST + AHEAD, seed=1)["x"]
-    inside, method = torch.zeros(len(LEVELS), AHEAD, dtype=torch.float64), ""
+    generator = torch.Generator().manual_seed(0)
+    shape = (futures, PAST + AHEAD, 1)
+    given = {name: torch.randn(shape, generator=generator) for name in model.graph.given}
+    drawn = model.sample(futures, steps=PAST + AHEAD, seed=1, **given)["x"]
+    inside = torch.zeros(len(LEVELS), AHEAD, dtype=torch.float64)
     began = time.process_time()
     for start in range(0, futures, CHUNK):
         rows = drawn[start : start + CHUNK]
+        known = {name: value[start : start + CHUNK] for name, value in given.items()}
         forecast = model.forecast(
-            steps=AHEAD, x=rows[:, :PAST], samples=samples, method="auto", seed=start
+            steps=AHEAD,
+            x=rows[:, :PAST],
+            samples=samples,
+            method=method,
+            seed=start,
+            given={name: value[:, PAST:] for name, value in known.items()},
+            **{name: value[:, :PAST] for name, value in known.items()},
         )
-        method = forecast.method
         for i, level in enumerate(LEVELS):
             low, high = forecast.interval(level)["x"]
             # The entries of a step are not independent, so only the first one counts.
@@ -345,7 +354,8 @@ def main() -> None:
         for name, make in COVERED.items():
             if args.models in name:
                 exact = name != "stochastic volatility"
-                found = coverage(make(), args.futures, 1 if exact else args.samples)
+                settings = (1, "exact") if exact else (args.samples, "particles")
+                found = coverage(make(), args.futures, *settings)
                 report["coverage"][name] = found
                 print_coverage(name, found, args.futures)
     if args.only != "coverage":
