@@ -109,18 +109,19 @@ class Forecast:
         """
         from aevb.data.sequence_index import entry_names, numbered
 
-        inside = checked_levels(levels)
+        none = isinstance(levels, Sequence) and not levels
+        inside = [] if none else checked_levels(levels)
         index = self.index or numbered(self.lengths.tolist())
         ends = [end for level in inside for end in ((1 - level) / 2, (1 + level) / 2)]
         sides = [f"{side}_{100 * level:.12g}" for level in inside for side in ("lower", "upper")]
-        quantiles = self.quantile(ends) if self._classes < self.mean.keys() else {}
+        quantiles = self.quantile(ends) if ends and self._classes < self.mean.keys() else {}
         columns: dict[str, Any] = {}
         for name, mean in self.mean.items():
             kinds = {"mean": mean, "sd": self.sd[name]}
             if name in self._classes:
                 kinds = {"p": mean}
             else:
-                kinds |= dict(zip(sides, quantiles[name], strict=True))
+                kinds |= dict(zip(sides, quantiles.get(name, ()), strict=True))
             flat = {
                 kind: value.reshape(*value.shape[:2], -1).cpu().numpy()
                 for kind, value in kinds.items()
