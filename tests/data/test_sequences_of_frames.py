@@ -343,7 +343,7 @@ BAD_FRAMES = {
     "a future that is past": (
         lambda: MODEL.forecast(steps=2, x=FRAME[["a", "b"]], u=FRAME["u"], given={"u": FRAME["u"]}),
         "given: the future of u lacks the time 2025-06-30; the forecast goes from 2025-06-30 to "
-        "2025-07-31, and the frame from 2024-01-31 to 2025-05-31.",
+        "2025-07-31, these lines from 2024-01-31 to 2025-05-31.",
     ),
     "a future without dates": (
         lambda: MODEL.forecast(

@@ -254,7 +254,7 @@ def _at(
         raise ValueError(
             f"{what} lacks the {index.time_name} {index.clock.text(times[wrong.argmax()])}"
             f"{index.among(row)}; the forecast goes from {index.clock.text(times[0])} to "
-            f"{index.clock.text(times[-1])}, and the frame from {other.span(where)}."
+            f"{index.clock.text(times[-1])}, these lines from {other.span(where)}."
         )
     return np.asarray(values[where])[at]
 
