@@ -345,18 +345,21 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     threadpool_limits(1)
-    report: dict[str, Any] = {"machine": machine("cpu", ["statsmodels"]), "futures": args.futures}
+    report: dict[str, Any] = {}
+    if args.json and args.json.exists():  # models that are not measured again stay
+        report = json.loads(args.json.read_text())
+    report |= {"machine": machine("cpu", ["statsmodels"]), "futures": args.futures}
     if args.only != "scores":
         heads = " | ".join(f"{level:.0%}, step {step}" for level in LEVELS for step in SHOWN)
         print(f"| model | method | {heads} | largest deviation, in standard errors |")
         print("| --- | --- |" + " ---: |" * (len(LEVELS) * len(SHOWN) + 1))
-        report["coverage"] = {}
         for name, make in COVERED.items():
             if args.models in name:
                 exact = name != "stochastic volatility"
                 settings = (1, "exact") if exact else (args.samples, "particles")
                 found = coverage(make(), args.futures, *settings)
-                report["coverage"][name] = found
+                report.setdefault("coverage", {})[name] = found
+                keep(args.json, report)
                 print_coverage(name, found, args.futures)
     if args.only != "coverage":
         print(
@@ -364,13 +367,16 @@ def main() -> None:
             "statsmodels | difference |"
         )
         print("| --- | ---: |" + " ---: |" * 6)
-        report["scores"] = {}
         for name, series in all_series().items():
             if args.models in name:
-                report["scores"][name] = found = scores(series)
+                report.setdefault("scores", {})[name] = found = scores(series)
+                keep(args.json, report)
                 print_scores(name, found)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def keep(path: Path | None, report: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
