@@ -407,8 +407,9 @@ class Model(DeclaredModel):
 
         ``past`` holds the data so far; missing entries (NaN) are marginalised out, and rows may
         have different ``lengths``. A given variable with a time axis also needs its future,
-        ``given={"u": u}`` of shape [N, steps, size]. If the past is a frame (:func:`aevb.sequences`),
-        the future may be one too, and ``frame()`` of the result continues its index.
+        ``given={"u": u}`` of shape [N, steps, size]. If the past is a frame
+        (:func:`aevb.sequences`), the future may be one too, and ``frame()`` of the result continues
+        its index.
 
         The result has ``mean``, ``sd``, ``draws`` (joint over variables and steps), ``quantile``,
         ``interval``, ``log_prob`` and ``plot``. ``method="auto"`` is exact where the evidence is
