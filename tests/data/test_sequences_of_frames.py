@@ -380,6 +380,20 @@ def test_bad_frames(name):
         use()
 
 
+def test_columns_of_other_types_and_names():
+    """Nullable numbers, truth values, mixed ids, and a series with the name of a time."""
+    frame = pd.DataFrame(
+        {"id": ["a", "a", 7, 7], "x": pd.array([1, None, 3, 4], "Int64"), "day": [True, False] * 2}
+    )
+    found = sequences(frame[["id", "x"]])
+    assert found.index.ids.tolist() == ["a", 7]
+    np.testing.assert_array_equal(found.cells()[:, 0], [1, NAN, 3, 4])
+    assert sequences(frame["day"]).cells()[:, 0].tolist() == [1, 0, 1, 0]
+    nulls = sequences(pl.DataFrame({"t": [0.0, 0.5, 1.0], "x": [1, None, 3]}))
+    np.testing.assert_array_equal(nulls.cells()[:, 0], [1, NAN, 3])
+    assert nulls.index.ahead(2)[0].tolist() == [1.5, 2.0]
+
+
 def test_a_selection_of_columns_that_are_not_there():
     with pytest.raises(KeyError, match="'z' is not a column; those are x"):
         sequences(DAYS)["z"]

@@ -46,7 +46,9 @@ def split_keys(
     table: nw.DataFrame[Any] = nw.from_native(frame, eager_only=True)
     if not len(table):
         raise ValueError("The frame has no lines; a sequence needs at least one step.")
+    # A single column is data, whatever its name.
     free = [name for name in table.columns if name not in (*variables, id, time)]
+    free = free if len(table.columns) > 1 else []
     for word, asked, among in (("id", id, row_among), ("time", time, step_among)):
         if word in found:
             continue
@@ -200,9 +202,9 @@ def index_of(
     count = len(frame)
     numbers, ids = np.zeros(count, np.int64), None
     if rows is not None:
-        _, first, back = np.unique(rows.values, return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))  # sequences in the order of their first lines
-        numbers, ids = rank[back], rows.values[np.sort(first)]
+        seen: dict[Any, int] = {}  # sequences in the order of their first lines
+        numbers = np.array([seen.setdefault(each, len(seen)) for each in rows.values.tolist()])
+        ids = rows.values[np.unique(numbers, return_index=True)[1]]
     order = np.argsort(numbers, kind="stable")
     starts = np.searchsorted(numbers[order], np.arange(numbers.max() + 1))
     id_name = ROW if rows is None else rows.name
