@@ -351,7 +351,7 @@ def main() -> None:
     report |= {"machine": machine("cpu", ["statsmodels"]), "futures": args.futures}
     if args.only != "scores":
         heads = " | ".join(f"{level:.0%}, step {step}" for level in LEVELS for step in SHOWN)
-        print(f"| model | method | {heads} | largest deviation, in standard errors |")
+        print(f"| model | method | {heads} | largest deviation, errors |")
         print("| --- | --- |" + " ---: |" * (len(LEVELS) * len(SHOWN) + 1))
         for name, make in COVERED.items():
             if args.models in name:
