@@ -132,26 +132,30 @@ def test_an_id_makes_sequences_and_comes_back():
     )
     polars = sequences(pl.from_pandas(LONG), id="country", time="year")
     arrow = sequences(pa.Table.from_pandas(LONG), id="country", time="year")
-    for data, given in (
-        ({"x": indexed[["a", "b"]], "u": indexed["u"]}, future.set_index(["country", "year"])),
-        ({"x": named[["a", "b"]], "u": named["u"]}, sequences(future, id="country")),
-        ({"x": polars[["a", "b"]], "u": polars["u"]}, ahead),
-        ({"x": arrow[["a", "b"]], "u": arrow["u"]}, ahead),
+    for library, data, given in (
+        (pd.DataFrame, indexed, future.set_index(["country", "year"])),
+        (pd.DataFrame, named, sequences(future, id="country")),
+        (pl.DataFrame, polars, ahead),
+        (pa.Table, arrow, ahead),
     ):
-        found = MODEL.forecast(steps=2, **data, given={"u": given}, samples=1, seed=0)
+        given = {"u": given}
+        found = MODEL.forecast(
+            steps=2, x=data[["a", "b"]], u=data["u"], given=given, samples=1, seed=0
+        )
         assert torch.equal(found.mean["x"], plain.mean["x"])
         frame = found.frame()
-        if isinstance(frame, pd.DataFrame):
+        assert isinstance(frame, library)
+        if library is pd.DataFrame:
             assert frame.index.names == ["country", "year"]
             frame = frame.reset_index()
-        else:
-            assert type(frame) is (pl.DataFrame if data["x"] is not None and
-                                   isinstance(frame, pl.DataFrame) else pa.Table)  # fmt: skip
-        columns = {name: list(frame[name].to_pylist() if isinstance(frame, pa.Table)
-                   else frame[name]) for name in ("country", "year", "a_mean")}  # fmt: skip
-        assert columns["country"] == ["no", "no", "se", "se"]
-        assert columns["year"] == [1999, 2000, 1998, 1999]
-        np.testing.assert_array_equal(columns["a_mean"], plain.mean["x"][..., 0].reshape(-1))
+        country, year, mean = (list(frame[name]) for name in ("country", "year", "a_mean"))
+        if library is pa.Table:
+            country, year, mean = (
+                [cell.as_py() for cell in each] for each in (country, year, mean)
+            )
+        assert country == ["no", "no", "se", "se"]
+        assert year == [1999, 2000, 1998, 1999]
+        np.testing.assert_array_equal(mean, plain.mean["x"][..., 0].reshape(-1))
     # The lines of the frame alternate between the countries; so do those of the result.
     states = MODEL.smooth(x=named[["a", "b"]], u=named["u"]).frame()
     assert states.index.tolist() == list(zip(LONG.country, LONG.year, strict=True))
