@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from exact_time import exact, fixed, known_start, raw
+from exact_time import exact, raw, started
 
 from aevb import Deterministic, Model, Normal, OneHot, linear
 
@@ -101,13 +101,13 @@ def local_level(missing: float) -> Contest:
     import statsmodels.api as sm
 
     y, noise, level = nile(missing), 15099.0, 1469.1
-    model = Model(
-        p={"z[0]": Normal(1, learned=True), "z[t] | z[t-1]": exact(), "x[t] | z[t]": exact()},
-        q={"z[t] | x[t]": Normal()},
-    ).double()
-    known_start(model, "p(z[0])", START)
-    fixed(model, "p(z[t]|z[t-1])", {"z[t-1]": [[1.0]]}, level**0.5)
-    fixed(model, "p(x[t]|z[t])", {"z[t]": [[1.0]]}, noise**0.5)
+    p = {
+        "z[0]": Normal(1, scale=START),
+        "z[t] | z[t-1]": exact({"z[t-1]": 1}),
+        "x[t] | z[t]": exact({"z[t]": 1}),
+    }
+    scales = {"p(z[t]|z[t-1])": level**0.5, "p(x[t]|z[t])": noise**0.5}
+    model = started(Model(p, {"z[t] | x[t]": Normal()}), scales)
 
     def peer() -> Moments:
         found = _known(sm.tsa.UnobservedComponents(y, "llevel"), [START**2])
@@ -121,22 +121,19 @@ def local_trend(missing: float) -> Contest:
     import statsmodels.api as sm
 
     y, noise, level, slope = nile(missing), 14000.0, 1200.0, 30.0
-    model = Model(
-        p={
-            "l[0]": Normal(1, learned=True),
-            "b[0]": Normal(1, learned=True),
-            "l[t] | l[t-1], b[t-1]": exact(),
-            "b[t] | b[t-1]": exact(),
-            "x[t] | l[t]": exact(),
-        },
-        q={"l[t] | x[t]": Normal(), "b[t] | x[t]": Normal()},
-    ).double()
-    for name in "lb":
-        known_start(model, f"p({name}[0])", START)
-    both = {"l[t-1]": [[1.0]], "b[t-1]": [[1.0]]}
-    fixed(model, "p(l[t]|l[t-1], b[t-1])", both, level**0.5)
-    fixed(model, "p(b[t]|b[t-1])", {"b[t-1]": [[1.0]]}, slope**0.5)
-    fixed(model, "p(x[t]|l[t])", {"l[t]": [[1.0]]}, noise**0.5)
+    p = {
+        "l[0]": Normal(1, scale=START),
+        "b[0]": Normal(1, scale=START),
+        "l[t] | l[t-1], b[t-1]": exact({"l[t-1]": 1, "b[t-1]": 1}),
+        "b[t] | b[t-1]": exact({"b[t-1]": 1}),
+        "x[t] | l[t]": exact({"l[t]": 1}),
+    }
+    scales = {
+        "p(l[t]|l[t-1], b[t-1])": level**0.5,
+        "p(b[t]|b[t-1])": slope**0.5,
+        "p(x[t]|l[t])": noise**0.5,
+    }
+    model = started(Model(p, {"l[t] | x[t]": Normal(), "b[t] | x[t]": Normal()}), scales)
 
     def peer() -> Moments:
         found = _known(sm.tsa.UnobservedComponents(y, "lltrend"), [START**2] * 2)
@@ -150,19 +147,14 @@ def autoregression() -> Contest:
     import statsmodels.api as sm
 
     y, a, b, shock, noise = sunspots(), 1.39, -0.69, 250.0, 20.0
-    model = Model(
-        p={
-            "z[0]": Normal(1, learned=True),
-            "z[t] | z[t-1], w[t-1]": exact(),
-            "w[t] | z[t-1]": Deterministic(1, linear(bias=False)),
-            "x[t] | z[t]": exact(),
-        },
-        q={"z[t] | x[t]": Normal()},
-    ).double()
-    known_start(model, "p(z[0])", START)
-    fixed(model, "p(z[t]|z[t-1], w[t-1])", {"z[t-1]": [[a]], "w[t-1]": [[b]]}, shock**0.5)
-    fixed(model, "p(w[t]|z[t-1])", {"z[t-1]": [[1.0]]})
-    fixed(model, "p(x[t]|z[t])", {"z[t]": [[1.0]]}, noise**0.5)
+    p = {
+        "z[0]": Normal(1, scale=START),
+        "z[t] | z[t-1], w[t-1]": exact({"z[t-1]": a, "w[t-1]": b}),
+        "w[t] | z[t-1]": Deterministic(1, linear(bias=False, fixed={"z[t-1]": 1})),
+        "x[t] | z[t]": exact({"z[t]": 1}),
+    }
+    scales = {"p(z[t]|z[t-1], w[t-1])": shock**0.5, "p(x[t]|z[t])": noise**0.5}
+    model = started(Model(p, {"z[t] | x[t]": Normal()}), scales)
 
     def peer() -> Moments:
         found = sm.tsa.SARIMAX(

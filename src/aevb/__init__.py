@@ -25,6 +25,7 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
     "declare.conditionals": ("Conditional",),
     "declare.deterministic": ("GRU", "LSTM", "Deterministic"),
     "diagnostics": ("Diagnosis", "diagnose"),
+    "data.sequences": ("Sequences", "sequences"),
     "derive.divergences": ("register_kl",),
     "estimate.bound": ("Bound",),
     "evidence": ("AIS", "Evidence", "Particles", "bidirectional"),

@@ -1,4 +1,5 @@
 from aevb.comparison import Comparison, compare
+from aevb.data.sequences import Sequences, sequences
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM, Deterministic
 from aevb.declare.families import (
@@ -74,6 +75,7 @@ __all__ = [
     "PredictiveCheck",
     "Run",
     "Schema",
+    "Sequences",
     "Settings",
     "StudentT",
     "TableModel",
@@ -98,6 +100,7 @@ __all__ = [
     "predictive_check",
     "register",
     "register_kl",
+    "sequences",
     "switching",
     "table",
 ]

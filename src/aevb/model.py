@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch  # noqa: F401 (the examples in docstrings use it)
 from torch import Tensor
 
+from aevb.data.sequence_index import SequenceIndex
+from aevb.data.sequences import frames_in_arrays, future_in_arrays
 from aevb.declare.conditionals import Conditional
 from aevb.declare.networks import Shape
 from aevb.declare.serialization import deserialize, serialize
 from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
-from aevb.estimate.batch import prepare, split_latents
+from aevb.estimate.batch import Batch, prepare, split_latents
 from aevb.estimate.bound import Bound, KLWeight
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
@@ -171,6 +174,16 @@ class Model(DeclaredModel):
 
         return cards.model_card(self)
 
+    def prepare(
+        self, *, steps: Any = None, lengths: Any = None, gaps: Any = False, **data: Any
+    ) -> Batch:
+        """Check data against the declaration and convert them to a batch.
+
+        A variable with time may be a frame, whose lines are steps (:func:`aevb.sequences`).
+        """
+        data, lengths, _ = frames_in_arrays(self.graph, data, lengths)
+        return super().prepare(steps=steps, lengths=lengths, gaps=gaps, **data)
+
     # The bound ------------------------------------------------------------------------------------
 
     def elbo(
@@ -298,9 +311,12 @@ class Model(DeclaredModel):
         >>> model.log_evidence(x=torch.zeros(3, 2), method="importance", samples=50, seed=0).method
         'importance'
         """
-        batch = self.prepare(gaps=True, **data)
+        lengths = data.pop("lengths", None)
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
-        return log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
+        found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
+        return found if index is None else replace(found, index=index)
 
     @sharing_cores()
     def gap(
@@ -318,6 +334,8 @@ class Model(DeclaredModel):
         The approximation gap remains with the best member of q's family for each example. This
         member is found by gradient ascent from the encoder's output; the encoder's output is kept
         if the ascent does not clearly improve it. Both bounds are then estimated with fresh draws.
+        Missing entries that p reads are drawn from p in both bounds; what that costs is part of the
+        approximation gap.
 
         Arguments:
             iterations: The number of steps of gradient ascent.
@@ -500,9 +518,10 @@ class Model(DeclaredModel):
         >>> filled.mean["x"].shape, filled.draws["x"].shape
         (torch.Size([1, 2]), torch.Size([50, 1, 2]))
         """
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
-        return impute(
+        found = impute(
             posterior_of(
                 self,
                 self.teaching,
@@ -514,6 +533,7 @@ class Model(DeclaredModel):
             ),
             samples,
         )
+        return found if index is None else replace(found, index=index)
 
     # Sequences ------------------------------------------------------------------------------------
 
@@ -539,11 +559,12 @@ class Model(DeclaredModel):
             steps: The number of steps.
             samples: The number of joint draws.
             given: The future of given variables with a time axis, ``given={"u": u}`` of shape
-                [N, steps, size].
+                [N, steps, size], or a frame.
             method: "auto", "exact", "particles" or "q".
             seed: Decides the draws; None uses torch's global generator.
             lengths: The number of past steps of each row, if they differ, [N].
-            **past: The data so far by name; missing entries (NaN) are marginalised out.
+            **past: The data so far by name; missing entries (NaN) are marginalised out. For a frame
+                (:func:`aevb.sequences`), ``frame()`` of the result continues its index.
 
         Returns:
             The :class:`Forecast`: ``mean``, ``sd``, ``draws`` (joint over variables and steps),
@@ -557,7 +578,10 @@ class Model(DeclaredModel):
         >>> forecast.mean["x"].shape, forecast.draws["x"].shape, forecast.method
         (torch.Size([1, 12, 1]), torch.Size([500, 1, 12, 1]), 'exact')
         """
-        return forecast_of(
+        past, lengths, index = frames_in_arrays(self.graph, past, lengths)
+        if isinstance(given, Mapping) and isinstance(steps, int) and steps > 0:
+            given = future_in_arrays(index, given, steps, self.graph, "given: ")
+        found = forecast_of(
             self,
             self.teaching,
             past,
@@ -568,6 +592,18 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
+        return found if index is None else self._forecast_in(found, index)
+
+    def _forecast_in(self, found: Forecast, index: SequenceIndex) -> Forecast:
+        """Return a forecast of frames, whose score takes frames of the future too."""
+        score = found._score
+
+        def scored(future: Mapping[str, Any]) -> Evidence:
+            plain = future_in_arrays(index, future, found.steps, self.graph, "log_prob: ")
+            assert score is not None
+            return replace(score(plain), index=index)
+
+        return replace(found, index=index, _score=scored)
 
     @sharing_cores()
     def filter(
@@ -601,7 +637,8 @@ class Model(DeclaredModel):
         >>> model.filter(x=torch.zeros(1, 5, 1)).mean["z"].shape
         torch.Size([1, 5, 1])
         """
-        return filter_of(
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        found = filter_of(
             self,
             self.teaching,
             data,
@@ -610,6 +647,7 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
+        return found if index is None else replace(found, index=index)
 
     @sharing_cores()
     def smooth(
@@ -644,7 +682,8 @@ class Model(DeclaredModel):
         >>> bool((model.smooth(x=x).sd["z"] <= model.filter(x=x).sd["z"] + 1e-5).all())
         True
         """
-        return smooth_of(
+        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        found = smooth_of(
             self,
             self.teaching,
             data,
@@ -653,6 +692,7 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
+        return found if index is None else replace(found, index=index)
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """Compute log p of a complete assignment.

@@ -35,7 +35,8 @@ def states():
 
 def driven():
     return Model(
-        {"l[t] | l[t-1], u[t]": Normal(1, scale="learned"), "x[t] | l[t]": Normal(1)},
+        {"l[t] | l[t-1], u[t]": Normal(1, scale="learned"),
+         "x[t] | l[t]": Normal(1, scale="learned")},
         {"l[t] | x[t]": Normal()}, given={"u": 1},
     )
 
@@ -212,8 +213,82 @@ def test_a_model_with_inputs_or_without_time_is_refused(place, monkeypatch, caps
     np.savez(place / "rows.npz", x=x, u=u)
     trained(monkeypatch, capsys, "driven", "rows.npz")
     said = mistake(monkeypatch, capsys, "forecast", "run", "--out", "a.csv")
-    assert "needs its future. Forecast in Python: model.forecast(steps=…, given={'u': …}" in said
+    assert (
+        "needs its future: --given FILE, a .npz file with the arrays u of shape [10, 12, size], "
+        "for the 12 steps after the end of each row." in said
+    )
     model = aevb.zoo.vae(4, 2, hidden=(3,))
     fit(model, {"x": np.random.default_rng(0).random((20, 4))}, steps=2, out="vae", progress=False)
     said = mistake(monkeypatch, capsys, "forecast", "vae", "--out", "a.csv")
     assert "has no sequences: no observed variable has [t]" in said
+
+
+def test_the_future_of_given_variables_comes_from_a_file(place, monkeypatch, capsys):
+    """The forecast is that of Python with the same future, whatever the order of the lines."""
+    rng = np.random.default_rng(0)
+    lines = [(i, 1990 + t, *rng.normal(size=2).round(3)) for i, n in ((7, 6), (3, 8))
+             for t in range(n)]  # fmt: skip
+    write(place / "long.csv", "id,year,x,u", lines)
+    trained(monkeypatch, capsys, "driven", "long.csv", "--schedule", "mle")
+    future = [(3, 1998, 1, "a"), (3, 1999, 2, "b"), (7, 1995, 9, "c"), (7, 1996, 3, "d"),
+              (7, 1997, 4, "e")]  # fmt: skip
+    write(place / "next.csv", "id,year,u,note", future)
+    command = ["forecast", "run", "--steps", 2, "--out", "ahead.csv"]
+    run(monkeypatch, capsys, *command, "--given", "next.csv")
+    found = read("ahead.csv")
+    assert found["id"].tolist() == [3, 3, 7, 7]
+    assert found["year"].tolist() == [1998, 1999, 1996, 1997]
+    data = aevb.sequences(_frame(lines), id="id", time="year")
+    u = torch.tensor([[[3.0], [4.0]], [[1.0], [2.0]]])
+    expected = aevb.load_run("run").forecast(
+        steps=2, x=data["x"], u=data["u"], given={"u": u}, samples=1
+    )
+    np.testing.assert_allclose(
+        found["x_mean"], expected.mean["x"][[1, 0], :, 0].reshape(-1), rtol=1e-4
+    )
+    np.savez(place / "next.npz", u=u[[1, 0]].numpy())
+    run(monkeypatch, capsys, *command[:-1], "same.csv", "--given", "next.npz")
+    assert (place / "same.csv").read_text() == (place / "ahead.csv").read_text()
+
+    def said(header, lines):
+        write(place / "bad.csv", header, lines)
+        return mistake(monkeypatch, capsys, *command, "--given", "bad.csv")
+
+    assert "--given bad.csv: it has no column 'year', which numbers the lines" in said(
+        "id,u", [(3, 1)]
+    )
+    assert "u needs the column u; its columns are id, year, v" in said("id,year,v", [(3, 1998, 1)])
+    assert "bad.csv: the future of u lacks the id 7." in said(
+        "id,year,u", [(3, 1998, 1), (3, 1999, 1)]
+    )
+    assert "lacks the year 1997 of id 7; the forecast goes from 1996 to 1997" in said(
+        "id,year,u", [(3, 1998, 1), (3, 1999, 1), (7, 1996, 3)]
+    )
+    assert "the future of u is missing in row 0" in said(
+        "id,year,u", [(3, 1998, ""), (3, 1999, 1), (7, 1996, 3), (7, 1997, 4)]
+    )
+    nothing = mistake(monkeypatch, capsys, *command)
+    assert (
+        "p is conditioned on u[t], so a forecast needs its future: --given FILE, a table with the "
+        "columns u, for year 1996 to 1999 of each id." in nothing
+    )
+    assert "is the future of given variables in time, and p has none" in _without_given(
+        place, monkeypatch, capsys
+    )
+
+
+def _without_given(place, monkeypatch, capsys):
+    write(place / "plain.csv", "flow", [(value,) for value in flows(12)])
+    run(
+        monkeypatch, capsys, "train", "models.py:level", "--data", "plain.csv", "--out", "plain",
+        "--steps", 2, "--schedule", "mle",
+    )  # fmt: skip
+    return mistake(
+        monkeypatch, capsys, "forecast", "plain", "--out", "a.csv", "--given", "plain.csv"
+    )
+
+
+def _frame(lines):
+    import pandas as pd
+
+    return pd.DataFrame(lines, columns=["id", "year", "x", "u"])

@@ -294,3 +294,27 @@ def test_the_gap_of_a_column_without_noise_has_a_value():
     found = evaluate(model, open_source(model.graph, {"x": x}, model._parameter()))
     assert abs(found["evidence"] - float(model.log_evidence(x=x).value.mean())) < 1e-4
     assert abs(found["gap"]) < 1e-3
+
+
+def test_missing_entries_that_p_reads_count_as_approximation():
+    """They are drawn from p in both bounds: complete rows lose nothing to an exact q, others do."""
+    torch.manual_seed(0)
+    model = Model(
+        {
+            "z[t] | z[t-1]": Normal(1, scale="learned"),
+            "x[t] | z[t], x[t-1]": Normal(1, scale="learned"),
+        },
+        {"z[t] | z[t-1], x[t]": Normal()},
+    ).double()
+    x = model.sample(4, steps=5, seed=1)["x"]
+    fit(model, {"x": model.sample(200, steps=5, seed=2)["x"]}, steps=150, seed=0, progress=False)
+    x[0, 2:4] = np.nan
+    x[1, 0] = np.nan
+    found = model.gap(x=x, iterations=0, samples=1000, seed=0)
+    assert found.method == "exact"
+    assert torch.equal(found.evidence, model.log_evidence(x=x).value)
+    assert (found.approximation > -4 * found.stderr["approximation"]).all()
+    elbo = torch.stack([model.elbo(x=x, samples=100, seed=i).value for i in range(5)])
+    assert ((found.elbo - elbo.mean(0)).abs() < 0.05).all()
+    weighted = model.gap(x=x, iterations=0, samples=4000, method="particles", seed=0)
+    assert ((weighted.evidence - found.evidence).abs() < 0.05).all()

@@ -43,6 +43,14 @@ def forecast(
             help="A picture of the past and of the 50, 80 and 95 % intervals: .png, .svg or .pdf.",
         ),
     ] = None,
+    given: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            help="The future of given variables with time: a table whose lines go on where the "
+            "series end, or a .npz file of arrays by name.",
+        ),
+    ] = None,
     data: RunData = None,
     missing: RunMissing = None,
     samples: Samples = 500,
@@ -57,7 +65,9 @@ def forecast(
     """
     import numpy as np
 
+    from aevb.cli.given_future import future_of_given
     from aevb.forecasting import check_continuable, forecast_past, past_of_batch
+    from aevb.forecasting.request import Past
 
     if steps < 1:
         raise ValueError(f"--steps must be at least 1, got {steps}.")
@@ -71,10 +81,19 @@ def forecast(
         check_kind(plot)
     model, loaded = _open(run, one_file(file, data), missing, samples, seed, out, plot)
     check_continuable(model.graph)
-    _refuse_given(model)
-    rows, parts = without_latents(model, loaded.train.data), []
-    for i, batch in enumerate(batches(model, rows)):
-        past = past_of_batch(model, batch, steps)
+    rows, parts = batches(model, without_latents(model, loaded.train.data)), []
+    pasts = [Past(model, batch, steps, {}) for batch in rows]
+    every = np.concatenate([past.lengths.cpu().numpy() for past in pasts])
+    future, start = future_of_given(model, loaded, given, every, steps), 0
+    for i, batch in enumerate(rows):
+        n = len(pasts[i].lengths)
+        # A single row, [steps, …], holds for all rows.
+        own = {
+            name: value[start : start + n] if len(value) == len(every) else value
+            for name, value in future.items()
+        }
+        start += n
+        past = past_of_batch(model, batch, steps, own)
         parts.append(
             forecast_past(
                 model,
@@ -87,12 +106,11 @@ def forecast(
             )
         )
     columns = {name: _columns(model, loaded.recipe, name) for name in parts[0].mean}
-    lengths = np.concatenate([part.lengths.cpu().numpy() for part in parts])
     if out is not None:
         arrays: dict[str, np.ndarray] = {}
         for name in columns:
             arrays |= _described(model, loaded.recipe, name, columns[name], parts)
-        write(out, arrays, {}, tuple(arrays), numbers=loaded.lines, begins=lengths)
+        write(out, arrays, {}, tuple(arrays), numbers=loaded.lines, begins=every)
     if plot is not None:
         _draw(model, loaded, parts[0], columns, plot)
     first = parts[0]
@@ -192,16 +210,6 @@ def _open(
         if out is not None:
             refuse_input(out, loaded.recipe.data)
     return model, loaded
-
-
-def _refuse_given(model: Model) -> None:
-    graph = model.graph
-    for name in graph.given:
-        if graph.timed[name] and graph.is_read_by_p(name):
-            raise ValueError(
-                f"p is conditioned on {name}[t], so a forecast needs its future. Forecast in "
-                f"Python: model.forecast(steps=…, given={{{name!r}: …}}, …)."
-            )
 
 
 def _columns(model: Model, recipe: Recipe, name: str) -> list[str]:

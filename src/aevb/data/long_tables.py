@@ -61,8 +61,18 @@ def keys_of(names: Sequence[str] | None, graph: Graph) -> Keys | None:
     if names is None or not any(graph.timed[name] for name in (*graph.observed, *graph.given)):
         return None
     free = [name for name in names if name not in graph.shapes]
-    found = Keys(_key(free, ROWS, "the number of a row"), _key(free, STEPS, "the time of a step"))
+    found = Keys(row_among(free), step_among(free))
     return found if found.names else None
+
+
+def row_among(names: list[str]) -> str | None:
+    """Find the column that numbers the rows among these names; None if there is none."""
+    return _key(names, ROWS, "the number of a row")
+
+
+def step_among(names: list[str]) -> str | None:
+    """Find the column that has the times of the steps; None if there is none."""
+    return _key(names, STEPS, "the time of a step")
 
 
 def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:

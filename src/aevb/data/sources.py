@@ -20,6 +20,7 @@ from aevb.data.grey_levels import Fresh
 from aevb.data.lazy_rows import Windows, is_lazy
 from aevb.data.mapped_rows import memory_map, rows_of, windows_of
 from aevb.data.preparation import CHUNK, Standardised
+from aevb.data.sequences import Sequences, frame_by_variable, frames_in_arrays, is_frame
 from aevb.data.torch_datasets import dataset_of, read_dataset, read_stream
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
@@ -523,6 +524,8 @@ def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
         data = dataset_of(data)
     if isinstance(data, str | Path):
         return read_file(Path(data), graph)
+    if is_frame(data) and (any(graph.timed.values()) or isinstance(data, Sequences)):
+        return frame_by_variable(data, graph)
     if isinstance(data, Mapping):
         if not data:
             raise ValueError(
@@ -540,7 +543,10 @@ def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
             name: _single(Path(value), name, graph) if isinstance(value, str | Path) else value
             for name, value in data.items()
         }
-        return Placed(read, places_of(data))
+        plain, lengths, index = frames_in_arrays(graph, read, read.get(LENGTHS))
+        if index is not None and lengths is not None:
+            plain[LENGTHS] = lengths
+        return Placed(plain, places_of(data))
     if isinstance(data, torch.utils.data.IterableDataset):
         return read_stream(data, graph)
     if isinstance(data, torch.utils.data.Dataset):

@@ -547,13 +547,8 @@ def _real_steps(
     count, n = timed.shape[0], timed.shape[1]
     if lengths is not None:
         length = numbers(LENGTHS, lengths).to(timed.device)
-        if check and (
-            length.shape != (n,)
-            or bool(((length.long() != length) | (length < 1) | (length > count)).any())
-        ):
-            raise ValueError(
-                f"lengths holds one number for each of the {n} rows, from 1 to {count}."
-            )
+        if check:
+            _check_lengths_of(length, n, count)
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
         mask = numbers(STEPS, steps).to(timed.device).bool()
@@ -562,12 +557,32 @@ def _real_steps(
                 f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}]."
             )
         real = mask.T
-        if check and (not bool(real[0].all()) or bool((real[1:] & ~real[:-1]).any())):
+        late = real & ~torch.cat([torch.ones_like(real[:1]), real[:-1]])
+        empty = ~real[0] & ~late.any(0)
+        if check and bool((late.any(0) | empty).any()):
+            row = int((late.any(0) | empty).nonzero()[0])
+            what = (
+                "has no step"
+                if bool(empty[row])
+                else f"has step {int(late[:, row].nonzero()[0])}, but not the one before"
+            )
             raise ValueError(
-                "steps marks each row's real steps from the first on, without gaps. For a step "
-                "that was not observed put NaN into the data."
+                f"steps marks each row's real steps from the first on, without gaps; row {row} "
+                f"(from 0) {what}. For a step that was not observed put NaN into the data."
             )
     return real.unsqueeze(-1)
+
+
+def _check_lengths_of(length: Tensor, n: int, count: int) -> None:
+    """Raise ValueError unless these are the lengths of n rows of at most ``count`` steps."""
+    need = f"lengths holds one number for each of the {n} rows, from 1 to {count}"
+    if length.shape != (n,):
+        raise ValueError(f"{need}; it has shape {list(length.shape)}.")
+    bad = (length.nan_to_num(0.0) if length.is_floating_point() else length).long() != length
+    bad = bad | (length < 1) | (length > count)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(f"{need}; row {row} (from 0) has {length[row].item():g}.")
 
 
 def _check_missing(

@@ -130,7 +130,7 @@ def split_gap(
     for name, value, least in (("iterations", iterations, 0), ("samples", samples, 2 * REPEATS)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}.")
-    batch = model.prepare(**data)
+    batch = model.prepare(gaps=True, **data)
     clamped, partial = split_latents(model.graph, batch)
     if not model.graph.latents:
         raise ValueError(

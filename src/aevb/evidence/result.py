@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from aevb.evidence.weights import ENOUGH, reliable_shape
+
+if TYPE_CHECKING:
+    from aevb.data.sequence_index import SequenceIndex
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,6 +38,22 @@ class Evidence:
     method: str
     diagnostics: dict[str, Tensor | float | int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    index: SequenceIndex | None = None  # of the frame of the data, if they are sequences
+
+    def frame(self) -> Any:
+        """Return a frame with one line per sequence: ``log_p`` and ``stderr``, by the ids.
+
+        Raises ValueError if the data were arrays.
+        """
+        if self.index is None:
+            raise ValueError(
+                "The data were arrays, so there is no index to give a frame in. Use .value and "
+                ".stderr, or pass the data as a frame (aevb.sequences)."
+            )
+        columns = {"log_p": self.value, "stderr": self.stderr}
+        return self.index.row_frame(
+            {name: value.detach().cpu().numpy() for name, value in columns.items()}
+        )
 
     @property
     def mean(self) -> float:

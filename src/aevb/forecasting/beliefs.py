@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributions as td
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from aevb.estimate.keys import real_steps
 from aevb.posterior.amortised import Posterior
+
+if TYPE_CHECKING:
+    from aevb.data.sequence_index import SequenceIndex
 
 SHOWN = 3  # rows that the text of beliefs shows
 
@@ -51,6 +55,32 @@ class Beliefs:
     draws: dict[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # reasons not to trust the numbers
     _posterior: Posterior | None = None
+    index: SequenceIndex | None = None  # of the frame of the data
+
+    def frame(self) -> Any:
+        """Return a frame with one line per step of the data, in their index.
+
+        Columns are ``z_mean`` and ``z_sd``, for finite latents the probabilities of their values,
+        ``z_p0``, ``z_p1``, …. A latent without time is repeated on the lines of its sequence.
+        """
+        from aevb.data.sequence_index import entry_names, numbered
+
+        lengths = self.lengths.tolist()
+        index = self.index or numbered(lengths)
+        columns = {}
+        for name, mean in self.mean.items():
+            kinds = {"mean": mean, "sd": self.sd[name]}
+            if name in self.probs:
+                probs = self.probs[name]
+                kinds = {f"p{i}": probs[..., i, None] for i in range(probs.shape[-1])}
+            for kind, value in kinds.items():
+                timed = value.dim() > 2
+                flat = value.reshape(*value.shape[: 1 + timed], -1).cpu().numpy()
+                if not timed:
+                    flat = flat[:, None].repeat(max(lengths), 1)
+                for i, entry in enumerate(entry_names(index, name, flat.shape[-1])):
+                    columns[f"{entry}_{kind}"] = flat[..., i]
+        return index.past_frame(columns)
 
     def __getitem__(self, name: str) -> td.Distribution:
         """Return the belief about one latent as a torch distribution with batch [N, T]."""

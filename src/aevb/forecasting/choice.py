@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
@@ -65,10 +66,14 @@ def forecast_past(
     inexact = _why_not_exact(model, past.extended)
     chosen, why = _chosen(model, teaching, past.batch, method, inexact)
     if chosen == "exact":
-        return exact_forecast(past, samples, seed, why, draws=draws)
-    if chosen == "particles":
-        return forecast_by_particles(past, samples, seed, why)
-    return forecast_by_q(past, samples, seed, why, score_by_particles)
+        found = exact_forecast(past, samples, seed, why, draws=draws)
+    elif chosen == "particles":
+        found = forecast_by_particles(past, samples, seed, why)
+    else:
+        found = forecast_by_q(past, samples, seed, why, score_by_particles)
+    rules = {name: model.graph.rule("p", name).spec for name in found.mean}
+    classes = frozenset(name for name, spec in rules.items() if spec.categorical)
+    return replace(found, _classes=classes)
 
 
 def filter_of(

@@ -11,11 +11,12 @@ from torch import Tensor
 from aevb.estimate.batch import public
 from aevb.estimate.keys import mask_of
 from aevb.evidence.exact import exact_evidence
-from aevb.evidence.exact_posterior import Components
+from aevb.evidence.exact_posterior import Components, Marginals
 from aevb.evidence.forward_pass import ForwardPass
 from aevb.evidence.result import Evidence
 from aevb.evidence.structure import Structure, structure_of
 from aevb.forecasting.continuation import continued
+from aevb.forecasting.finite_draws import finite_draws
 from aevb.forecasting.forecast import Forecast, stderr_free
 from aevb.forecasting.gaussian_draws import gaussian_draws
 from aevb.forecasting.request import Past
@@ -51,7 +52,9 @@ def exact_forecast(
     return Forecast(
         mean,
         sd,
-        _draws(past, structure, samples, seed) if draws or len(mixtures) < len(mean) else {},
+        _draws(past, structure, marginals, samples, seed)
+        if draws or len(mixtures) < len(mean)
+        else {},
         past.steps,
         "exact",
         why,
@@ -63,11 +66,15 @@ def exact_forecast(
     )
 
 
-def _draws(past: Past, structure: Structure, samples: int, seed: int | None) -> dict[str, Tensor]:
+def _draws(
+    past: Past, structure: Structure, marginals: Marginals, samples: int, seed: int | None
+) -> dict[str, Tensor]:
     """Draw the belief at the end of a chain, or the latents of the past, and continue with p."""
     model, graph, n = past.model, past.model.graph, len(past.lengths)
     with model._evaluating(seed):
         drawn = gaussian_draws(past, structure, samples)
+        if drawn is None:
+            drawn = finite_draws(past, marginals, samples)
     if drawn is not None:
         return {
             name: public(graph, name, value.to(model._parameter().dtype), n, past.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from aevb.evidence.exact_posterior import Components
 from aevb.evidence.result import Evidence
 from aevb.forecasting.quantiles import checked_levels, drawn_quantiles, normal_quantiles
+
+if TYPE_CHECKING:
+    from aevb.data.sequence_index import SequenceIndex
 
 SHOWN = 3  # rows that the text of a forecast shows
 
@@ -59,6 +62,8 @@ class Forecast:
     # Exact mixtures of normals, [N, steps, K, d]; empty for other families and methods.
     _mixtures: Mapping[str, Components] = field(repr=False, default_factory=dict)
     _score: Callable[[Mapping[str, Any]], Evidence] | None = field(repr=False, default=None)
+    index: SequenceIndex | None = field(repr=False, default=None)  # of the frame of the past
+    _classes: frozenset[str] = frozenset()  # the variables whose means are probabilities
 
     @property
     def samples(self) -> int:
@@ -112,6 +117,50 @@ class Forecast:
         (inside,) = checked_levels([level])
         return self.quantile([(1 - inside) / 2, (1 + inside) / 2])
 
+    def frame(self, levels: Sequence[float] = (0.8, 0.95)) -> Any:
+        """Return a frame with one line per step ahead, in the index of the past.
+
+        If the past was a frame, it is one of the same library, at the times that follow: the
+        spacing is that of the past. Otherwise rows and steps are counted from 0. Columns are
+        ``x_mean``, ``x_sd``, and the ends of the intervals, ``x_lower_80``, ``x_upper_80``, …;
+        for classes their probabilities, ``x_p``.
+
+        >>> import pandas as pd
+        >>> from aevb import Model, Normal
+        >>> p = {"z[t] | z[t-1]": Normal(1, scale=0.1), "x[t] | z[t]": Normal(1, scale=1.0)}
+        >>> model = Model(p, q={"z[t] | x[t]": Normal()}).double()
+        >>> x = pd.Series(0.0, pd.period_range("2024-01", periods=9, freq="M"), name="sales")
+        >>> frame = model.forecast(steps=2, x=x).frame(levels=[0.9])
+        >>> list(frame)
+        ['sales_mean', 'sales_sd', 'sales_lower_90', 'sales_upper_90']
+        >>> frame.index
+        PeriodIndex(['2024-10', '2024-11'], dtype='period[M]')
+        """
+        from aevb.data.sequence_index import entry_names, numbered
+
+        none = isinstance(levels, Sequence) and not levels
+        inside = [] if none else checked_levels(levels)
+        index = self.index or numbered(self.lengths.tolist())
+        ends = [end for level in inside for end in ((1 - level) / 2, (1 + level) / 2)]
+        sides = [f"{side}_{100 * level:.12g}" for level in inside for side in ("lower", "upper")]
+        quantiles = self.quantile(ends) if ends and self._classes < self.mean.keys() else {}
+        columns: dict[str, Any] = {}
+        for name, mean in self.mean.items():
+            kinds = {"mean": mean, "sd": self.sd[name]}
+            if name in self._classes:
+                kinds = {"p": mean}
+            else:
+                kinds |= dict(zip(sides, quantiles.get(name, ()), strict=True))
+            flat = {
+                kind: value.reshape(*value.shape[:2], -1).cpu().numpy()
+                for kind, value in kinds.items()
+            }
+            for i, entry in enumerate(
+                entry_names(index, name, next(iter(flat.values())).shape[-1])
+            ):
+                columns |= {f"{entry}_{kind}": value[..., i] for kind, value in flat.items()}
+        return index.ahead_frame(columns, self.steps)
+
     def score(self, **future: Any) -> Evidence:
         """Return log p(future | past) per row, with its standard error.
 
@@ -119,7 +168,8 @@ class Forecast:
         for an exact forecast, otherwise by the method that its ``method`` names.
 
         Arguments:
-            **future: Realised values by variable, [N, steps, …]; NaN marks an unknown entry.
+            **future: Realised values by variable, [N, steps, …]; NaN marks an unknown entry. If the
+                past was a frame, this may be one too; its lines are found by their times.
         """
         if self._score is None:
             raise ValueError("This forecast has no density.")

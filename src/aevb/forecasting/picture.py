@@ -56,7 +56,8 @@ def plot(
 
     At most ``panels`` of them are drawn; the picture says so. ``past`` is the number of past steps
     to show. The first step of a row has the time ``start``, and steps are ``spacing`` apart;
-    ``time`` names the axis. ``columns`` names the entries of all variables.
+    ``time`` names the axis. ``columns`` names the entries of all variables. If the past was a
+    frame, times and names are those of the frame.
     """
     if isinstance(panels, bool) or not isinstance(panels, int) or panels < 1:
         raise ValueError(f"panels is the largest number of panels, from 1 on. Got {panels!r}.")
@@ -67,6 +68,9 @@ def plot(
         raise ValueError(
             f"columns names the {wanted} entries of {', '.join(forecast.mean)}; got {len(named)}."
         )
+    index = forecast.index
+    if index is not None and time == "step":
+        time = str(index.time_name)
     every = panels_of(forecast, named, start, spacing)
     save(fan(list(every), time=time, panels=panels, past=past), path)
 
@@ -87,8 +91,16 @@ def panels_of(
         for name, value in forecast.quantile([*ends, 0.5]).items()
     }
     lengths = forecast.lengths.cpu().numpy()
+    index = forecast.index
+    ahead = None if index is None else index.ahead(forecast.steps)
     for row, length in enumerate(lengths):
         titles = iter(columns or ())
+        times = start + spacing * np.arange(length)
+        times_ahead = start + spacing * (length + np.arange(forecast.steps))
+        among = f", row {row}" if len(lengths) > 1 else ""
+        if index is not None and ahead is not None:
+            times, times_ahead = index.drawn(index.times[row]), index.drawn(ahead[row])
+            among = "" if index.ids is None else f", {index.id_name} {index.ids[row]}"
         for name, whole in quantiles.items():
             past = (
                 forecast.past[name][row]
@@ -98,14 +110,15 @@ def panels_of(
                 .reshape(len(forecast.past[name][row]), -1)
             )
             each = whole[:, row].reshape(len(whole), forecast.steps, -1)
+            known = () if index is None else index.columns.get(name, ())
             for entry in range(each.shape[-1]):
-                title = next(titles, name + (f"[{entry}]" if each.shape[-1] > 1 else ""))
-                title += f", row {row}" if len(lengths) > 1 else ""
+                own = name + (f"[{entry}]" if each.shape[-1] > 1 else "")
+                title = next(titles, known[entry] if len(known) == each.shape[-1] else own)
                 yield Panel(
-                    title,
-                    start + spacing * np.arange(length),
+                    title + among,
+                    times,
                     past[:length, entry],
-                    start + spacing * (length + np.arange(forecast.steps)),
+                    times_ahead,
                     each[-1, :, entry],
                     each[:-1, :, entry].reshape(len(LEVELS), 2, forecast.steps),
                 )
@@ -116,6 +129,7 @@ def fan(
 ) -> Figure:
     """Draw the panels; the last known value joins the fan to the past."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -129,7 +143,12 @@ def fan(
         axes = figure.add_subplot(down, across, i + 1)
         _draw(axes, panel, past)
         axes.set_title(panel.title, fontsize=9, loc="left")
-        axes.xaxis.set_major_locator(MaxNLocator(6 if across == 1 else 4, integer=True))
+        if panel.times.dtype.kind == "M":
+            dates = AutoDateLocator(maxticks=6 if across == 1 else 4)  # type: ignore[no-untyped-call]
+            axes.xaxis.set_major_locator(dates)
+            axes.xaxis.set_major_formatter(ConciseDateFormatter(dates))  # type: ignore[no-untyped-call]
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6 if across == 1 else 4, integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
         if i >= len(shown) - across:
@@ -154,7 +173,7 @@ def _draw(axes: Axes, panel: Panel, past: int | None) -> None:
     axes.plot(times, values, color=PAST, lw=1.1, marker=".", ms=2.5, label="past")
     known = np.flatnonzero(~np.isnan(panel.past))
     joined = len(known) and known[-1] == len(panel.past) - 1 and count
-    begin = [panel.times[-1]] if joined else []
+    begin = panel.times[-1:] if joined else panel.times[:0]
     last = [panel.past[-1]] if joined else []
     ahead = np.concatenate([begin, panel.times_ahead])
     marker = "o" if len(ahead) == 1 else ""

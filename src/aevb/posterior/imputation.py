@@ -6,6 +6,7 @@ The results are the mean, the standard deviation and draws.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.weighted import WeightedPosterior
 from aevb.runtime.seeding import draw_from
+
+if TYPE_CHECKING:
+    from aevb.data.sequence_index import SequenceIndex
 
 ROWS = 4096  # rows per batch, counted once per draw of the latents
 
@@ -39,6 +43,34 @@ class Imputation:
     method: str
     samples: int
     why: str = field(default="")
+    index: SequenceIndex | None = None  # of the frame of the data, if they are sequences
+
+    def frame(self) -> Any:
+        """Return the data as a frame, missing cells filled by their means.
+
+        It has the index of the frame that the data were. A column of labels gets the most probable
+        class.
+
+        Raises ValueError if the data were arrays.
+        """
+        if self.index is None:
+            raise ValueError(
+                "The data were arrays, so there is no index to give a frame in. Use .mean, or pass "
+                "the data as a frame (aevb.sequences)."
+            )
+        columns: dict[str, Any] = {}
+        for name, names in self.index.columns.items():
+            if name not in self.mean:
+                continue
+            mean = self.mean[name]
+            timed = mean.shape[1] == max(self.index.lengths) and mean.dim() > 2
+            flat = mean.reshape(*mean.shape[: 1 + timed], -1).cpu()
+            if len(names) != flat.shape[-1]:
+                flat = flat.argmax(-1, keepdim=True)
+            whole = flat.numpy()
+            whole = whole if timed else whole[:, None].repeat(max(self.index.lengths), 1)
+            columns |= {column: whole[..., i] for i, column in enumerate(names)}
+        return self.index.past_frame(columns)
 
     def __repr__(self) -> str:
         count = sum(int(mask.sum()) for mask in self.missing.values())

@@ -76,7 +76,8 @@ def fit(
 
     Arguments:
         model: The model to train.
-        data: A dictionary from variable to array or file.
+        data: A dictionary from variable to array, file or (for sequences) frame; or one file, torch
+            Dataset or frame of all variables (:func:`aevb.sequences`).
         validation: Validation data, in the same form. Required by ``patience``.
         out: Folder for the run's files. It must be empty or not exist yet; with ``resume=True`` it
             may hold the run to continue.

@@ -63,11 +63,15 @@ class Likelihood:
             }
             for part in rows.split(max(1, PART // _numbers(source)))
         ]
-        for part in self.parts:
-            part |= constant_functions(self.twin, part)
+        constants = [constant_functions(self.twin, part) for part in self.parts]
+        for part, constant in zip(self.parts, constants, strict=True):
+            part |= constant
         self.structure = structure_of(self.twin, self.parts[0]) if self.parts else None
+        # Only the names of the constants of the first row matter. The first part has the same ones
+        # if both miss entries of the same variables.
         given = source.take(torch.arange(1))
-        given |= constant_functions(model, given)
+        same = bool(self.parts) and {*given} == {*self.parts[0]} - {*constants[0]}
+        given |= constants[0] if same else constant_functions(model, given)
         names = [
             name
             for name, value in given.items()

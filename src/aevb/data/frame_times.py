@@ -1,0 +1,333 @@
+"""Find the sequences and times of a frame, and check them: order, repetition, holes, spacing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from aevb.data.long_tables import Keys, Lines, row_among, step_among
+from aevb.data.sequence_index import ROW, STEP, Clock, SequenceIndex
+from aevb.data.time_steps import DAY, Spacing, UnevenError, spacing_of
+
+MOST = 100  # steps added per line of the frame, at most
+
+
+@dataclass(frozen=True)
+class Key:
+    """A column of ids or times: its name, its values, and how times are written."""
+
+    name: Any
+    values: np.ndarray
+    clock: Clock = field(default_factory=lambda: Clock("number"))
+    utc: np.ndarray | None = None  # the times in UTC, if the frame's have a zone
+    level: Any = None  # the name of the level of an index of pandas, None if it has no name
+
+
+def split_keys(
+    frame: Any, id: str | None, time: str | None, variables: Collection[str]
+) -> tuple[Any, Key | None, Key | None]:
+    """Split a frame into its columns of data, its ids and its times.
+
+    ``variables`` are names of columns that are data, whatever they look like.
+    """
+    import narwhals as nw
+
+    library = _library(frame)
+    found: dict[str, Any] = {}
+    numbers = None
+    if library == "pandas":
+        frame, found = _of_pandas_index(frame, id, time)
+        # Whole numbers without a name may be what a selection left of the numbers of the lines, so
+        # they are times only if nothing else is.
+        numbers = found.pop("unnamed", None)
+    table: nw.DataFrame[Any] = nw.from_native(frame, eager_only=True)
+    if not len(table):
+        raise ValueError("The frame has no lines; a sequence needs at least one step.")
+    # A single column is data, whatever its name.
+    free = [name for name in table.columns if name not in (*variables, id, time)]
+    free = free if len(table.columns) > 1 else []
+    for word, asked, among in (("id", id, row_among), ("time", time, step_among)):
+        if word in found:
+            continue
+        if asked is not None and asked not in table.columns:
+            raise ValueError(
+                f"{word}={asked!r} is not a column; those are {', '.join(table.columns)}."
+            )
+        try:
+            name = among(free) if asked is None else asked
+        except ValueError as error:
+            found_two = str(error).removeprefix("its ").replace("columns", "The columns", 1)
+            raise ValueError(f"{found_two}. Or name it: aevb.sequences(frame, {word}=…).") from None
+        if name is not None:
+            found[word] = table[name]
+    if numbers is not None and "time" not in found and "id" not in found:
+        found["time"] = numbers
+    named = [value.name for value in found.values() if isinstance(value, nw.Series)]
+    keys = {word: _key(word, value, library) for word, value in found.items()}
+    return table.drop(named), keys.get("id"), keys.get("time")
+
+
+def _library(frame: Any) -> str:
+    modules = (kind.__module__.partition(".")[0] for kind in type(frame).__mro__)
+    return next(name for name in modules if name in ("pandas", "polars", "pyarrow"))
+
+
+def _of_pandas_index(frame: Any, id: str | None, time: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return a frame with the default index, and the levels of its index that are ids or times."""
+    import pandas as pd  # type: ignore[import-untyped]
+
+    if isinstance(frame, pd.Series):
+        frame = frame.to_frame("value" if frame.name is None else frame.name)
+    frame = frame.rename(columns=str)
+    index = frame.index
+    plain = frame.reset_index(drop=True)
+    levels = [index.get_level_values(i) for i in range(index.nlevels)]
+    found: dict[str, Any] = {}
+    for word, name in (("id", id), ("time", time)):
+        if name is not None and name not in plain.columns and name in index.names:
+            found[word] = levels[list(index.names).index(name)]
+    default = isinstance(index, pd.RangeIndex) and index.equals(pd.RangeIndex(len(index)))
+    if time is not None or (default and index.name is None):
+        return plain, found
+    if index.nlevels > 2:
+        raise ValueError(
+            f"The index has {index.nlevels} levels ({', '.join(map(str, index.names))}), but a "
+            f"sequence has an id and a time. Make the ids one column, and name it: "
+            f"aevb.sequences(frame.reset_index(), id=…, time=…)."
+        )
+    if index.nlevels == 1:
+        unnamed = index.name is None and pd.api.types.is_integer_dtype(index.dtype)
+        return plain, found or {"unnamed" if unnamed else "time": index}
+    if id is not None and not found:
+        raise ValueError(
+            f"id={id!r} is a column, but the index has two levels, an id and a time. Leave out "
+            f"id=, or name the time too: time=…."
+        )
+    second = 1 - list(index.names).index(id) if found else 1
+    return plain, {"id": levels[1 - second], "time": levels[second]}
+
+
+def _key(word: str, values: Any, library: str) -> Key:
+    """Read a column (or a level of an index of pandas) of ids or times."""
+    if library == "pandas":
+        import narwhals as nw
+        import pandas as pd
+
+        native = values.to_native() if isinstance(values, nw.Series) else values
+        return replace(_of_pandas(word, pd.Index(native, name=native.name)), level=native.name)
+    name = values.name
+    _refuse_missing(word, name, values.is_null().to_numpy())
+    if word == "id":
+        return Key(name, values.to_numpy())
+    import narwhals as nw
+
+    kind = values.dtype
+    if kind.is_numeric():
+        return Key(name, _numbers(name, values.to_numpy()))
+    if kind == nw.Date:
+        return Key(name, values.to_numpy().astype("datetime64[us]"), Clock("date"))
+    if kind == nw.Datetime:
+        zone = kind.time_zone
+        wall = values if zone is None else values.dt.replace_time_zone(None)
+        utc = None if zone is None else values.dt.convert_time_zone("UTC")
+        return Key(
+            name,
+            wall.to_numpy().astype("datetime64[us]"),
+            Clock("date", zone),
+            None if utc is None else _micro(utc.dt.replace_time_zone(None).to_numpy()),
+        )
+    raise ValueError(
+        f"The times {name!r} are of type {kind}, neither numbers nor dates. Convert them, e.g. "
+        f"frame.with_columns(pl.col({name!r}).str.to_datetime())."
+    )
+
+
+def _of_pandas(word: str, values: Any) -> Key:
+    import pandas as pd
+
+    name = (ROW if word == "id" else "time") if values.name is None else values.name
+    _refuse_missing(word, name, values.isna())
+    if word == "id":
+        return Key(name, values.to_numpy())
+    if isinstance(values, pd.PeriodIndex):
+        return Key(name, values.asi8, Clock("period", frequency=values.freqstr))
+    if isinstance(values, pd.DatetimeIndex):
+        if values.tz is None:
+            return Key(name, _micro(values.to_numpy()), Clock("date"))
+        wall = _micro(values.tz_localize(None).to_numpy())
+        utc = _micro(values.tz_convert("UTC").tz_localize(None).to_numpy())
+        return Key(name, wall, Clock("date", str(values.tz)), utc)
+    if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype != bool:
+        return Key(STEP if values.name is None else name, _numbers(name, values.to_numpy()))
+    raise ValueError(
+        f"The times {name!r} are of type {values.dtype} (first: {values[0]!r}), neither numbers "
+        f"nor dates. Convert them: pd.to_datetime(…), or .to_timestamp(). If they name the "
+        f"sequences, use aevb.sequences(frame, id=…)."
+    )
+
+
+def _micro(values: np.ndarray) -> np.ndarray:
+    return values.astype("datetime64[us]")
+
+
+def _numbers(name: Any, values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind not in "iuf":
+        values = values.astype(float)
+    if not np.isfinite(values).all():
+        raise ValueError(f"The times {name!r} are not all finite.")
+    return values.astype(np.int64) if values.dtype.kind == "u" else values
+
+
+def _refuse_missing(word: str, name: Any, missing: np.ndarray) -> None:
+    if missing.any():
+        raise ValueError(
+            f"Line {int(missing.argmax())} (from 0) of the frame has no {word} ({name!r}). Drop "
+            f"the line, or fill in the {word}."
+        )
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def index_of(
+    frame: Any, rows: Key | None, times: Key | None, *, fill: bool
+) -> tuple[SequenceIndex, Lines, np.ndarray]:
+    """Sort the lines of a frame by sequence; return the index, the lines, and the filled lines.
+
+    The filled lines are those of all steps; an added step is −1, a missing one.
+    """
+    count = len(frame)
+    numbers, ids = np.zeros(count, np.int64), None
+    if rows is not None:
+        seen: dict[Any, int] = {}  # sequences in the order of their first lines
+        numbers = np.array([seen.setdefault(each, len(seen)) for each in rows.values.tolist()])
+        ids = rows.values[np.unique(numbers, return_index=True)[1]]
+    order = np.argsort(numbers, kind="stable")
+    starts = np.searchsorted(numbers[order], np.arange(numbers.max() + 1))
+    id_name = ROW if rows is None else rows.name
+    keys = Keys(None if rows is None else str(rows.name), None)
+    levels = (ROW if rows is None else rows.level, None if times is None else times.level)
+    lines = Lines(order, starts, np.arange(len(starts)) if ids is None else ids,
+                  np.zeros(len(starts)), 1.0, keys)  # fmt: skip
+    library = _library(frame.to_native())
+    if times is None:
+        if rows is not None and len(starts) == count > 1:
+            raise ValueError(
+                f"Each line has an id of its own ({id_name!r}), so every sequence would have one "
+                f"step. If the lines are the steps of one sequence, leave out the id; if the times "
+                f"are in another column, name it: aevb.sequences(frame, id={id_name!r}, time=…)."
+            )
+        known = [np.arange(n) for n in np.diff([*starts, count])]
+        spacing: Spacing | None = Spacing("number", 1)
+        index = SequenceIndex(
+            library, ids, known, spacing, Clock("number"), id_name, places=order, levels=levels
+        )
+        return index, lines, order
+    values, clock = times.values, times.clock
+    wall = np.split(values[order], starts[1:])
+    if times.utc is not None and _hourly(wall):  # a clock repeats and skips hours, UTC does not
+        values, clock = times.utc, replace(clock, utc=True)
+    known = np.split(values[order], starts[1:])
+    empty = SequenceIndex(
+        library, ids, known, None, clock, id_name, times.name, order, levels=levels
+    )
+    _check_order(empty, rows is not None)
+    try:
+        spacing, positions = spacing_of(known)
+    except UnevenError as error:
+        raise ValueError(_uneven(empty, str(error))) from None
+    index = replace(empty, spacing=spacing)
+    holes = [np.diff(row) > 1 for row in positions]
+    if not any(hole.any() for hole in holes):
+        return index, lines, order
+    if not fill:
+        raise ValueError(_hole(index, holes))
+    return _filled(index, lines, positions, count)
+
+
+def _hourly(rows: list[np.ndarray]) -> bool:
+    return any(len(row) > 1 and np.abs(np.diff(row).astype(np.int64)).min() < DAY for row in rows)
+
+
+def _check_order(index: SequenceIndex, by_id: bool) -> None:
+    name = index.time_name
+    for row, times in enumerate(index.times):
+        between = np.diff(times).astype(float)
+        if (between < 0).any():
+            at = int((between < 0).argmax())
+            before, here = (index.clock.text(time) for time in times[at : at + 2])
+            sort = (
+                "frame.sort_index()" if index.library == "pandas"
+                else f"frame.sort({name!r})" if index.library == "polars"
+                else f"table.sort_by({name!r})"
+            )  # fmt: skip
+            raise ValueError(
+                f"The times are not in order: after {name} {before} comes {here}"
+                f"{index.among(row)}. Sort the frame, e.g. {sort}." + ("" if by_id else _several())
+            )
+        if (between == 0).any():
+            time = index.clock.text(times[int((between == 0).argmax())])
+            raise ValueError(
+                f"The {name} {time} occurs twice{index.among(row)}. Keep one line of a time (or "
+                f"their mean)." + ("" if by_id else _several())
+            )
+
+
+def _several() -> str:
+    return (
+        " If the lines belong to several sequences, name the column that says to which: "
+        "aevb.sequences(frame, id=…)."
+    )
+
+
+def _uneven(index: SequenceIndex, distances: str) -> str:
+    fix = (
+        "dates of one calendar period become even as periods, frame.to_period(…)"
+        if index.clock.kind == "date" and index.library == "pandas"
+        else "round the times, or number the steps in a column and name it, time=…"
+    )
+    return (
+        f"The times ({index.time_name!r}) are not evenly spaced: some steps are {distances} "
+        f"apart. A step of a model has one length: {fix}; or give the time between two steps as a "
+        f"given variable, with steps numbered 0, 1, 2, …."
+    )
+
+
+def _hole(index: SequenceIndex, holes: list[np.ndarray]) -> str:
+    count = sum(int(hole.sum()) for hole in holes)
+    row = next(i for i, hole in enumerate(holes) if hole.any())
+    at = int(holes[row].argmax())
+    before, after = (index.clock.text(time) for time in index.times[row][at : at + 2])
+    return (
+        f"The times have {count} hole{'s' * (count != 1)}: from {index.time_name} {before} to "
+        f"{after}{index.among(row)}, where steps are {index.spacing} apart. If nothing was "
+        f'observed there, aevb.sequences(frame, gaps="missing") adds missing steps; if the steps '
+        f"follow one another, number them 0, 1, 2, … instead."
+    )
+
+
+def _filled(
+    index: SequenceIndex, lines: Lines, positions: list[np.ndarray], count: int
+) -> tuple[SequenceIndex, Lines, np.ndarray]:
+    """Add the steps that are missing between the first and the last time of each sequence."""
+    added = sum(int(row[-1]) + 1 - len(row) for row in positions)
+    if added > MOST * count:
+        raise ValueError(
+            f"Filling the holes would add {added:,} steps to {count:,} lines, because some lines "
+            f"are only {index.spacing} apart. Round the times, or number the steps 0, 1, 2, …."
+        )
+    assert index.spacing is not None
+    filled, times = [], []
+    for part, row, known in zip(
+        np.split(lines.order, lines.starts[1:]), positions, index.times, strict=True
+    ):
+        whole = np.full(row[-1] + 1, -1)
+        whole[row] = part
+        filled.append(whole)
+        every = index.spacing.after(known[0], np.arange(len(whole)))
+        every[row] = known
+        times.append(every)
+    return replace(index, times=times, places=None), lines, np.concatenate(filled)

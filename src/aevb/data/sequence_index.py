@@ -1,0 +1,201 @@
+"""The index of sequences that came from a frame, and results given back in it.
+
+An index says which line of the frame is which step of which sequence. Results become frames of the
+same library: for the steps of the data, for later steps, or with one line per sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from aevb.data.time_steps import Spacing
+
+ROW, STEP = "row", "step"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How times are written in the frame: numbers, dates, dates of a time zone, or periods."""
+
+    kind: str  # "number", "date" or "period"
+    zone: str | None = None
+    utc: bool = False  # whether the times inside are those of UTC, not of clocks of the zone
+    frequency: Any = None  # of periods
+
+    def written(self, library: str, times: np.ndarray) -> Any:
+        """Return times as a column of the library (for pandas, an index)."""
+        if library == "pandas":
+            import pandas as pd  # type: ignore[import-untyped]
+
+            if self.kind == "period":
+                return pd.PeriodIndex.from_ordinals(times, freq=self.frequency)
+            if self.kind == "number":
+                return pd.Index(times)
+            dates = pd.DatetimeIndex(times)
+            if self.utc:
+                return dates.tz_localize("UTC").tz_convert(self.zone)
+            if self.zone is None:
+                return dates
+            return dates.tz_localize(self.zone, nonexistent="shift_forward", ambiguous=True)
+        if self.zone is not None:
+            import narwhals as nw
+
+            series = nw.new_series("time", times, backend=library)  # type: ignore[arg-type]
+            if self.utc:
+                zoned = series.dt.replace_time_zone("UTC").dt.convert_time_zone(self.zone)
+            else:
+                zoned = series.dt.replace_time_zone(self.zone)
+            return zoned.to_native()
+        return times
+
+    def text(self, time: Any) -> str:
+        """Write one time for a message."""
+        if self.kind == "period":
+            import pandas as pd
+
+            return str(pd.Period(ordinal=int(time), freq=self.frequency))
+        if self.kind == "number":
+            return f"{time:.15g}"
+        text = str(time.astype("datetime64[s]")).replace("T", " ")
+        return text.removesuffix(" 00:00:00") + (" UTC" if self.utc else "")
+
+
+@dataclass(frozen=True)
+class SequenceIndex:
+    """The sequences of a frame: their names, and the times of their steps.
+
+    ``ids`` has one entry per sequence; None if the frame is one sequence. ``times`` holds the times
+    of each sequence, in order. ``places`` holds the line of each step in the frame, sequence by
+    sequence; None if the results cannot stand on the frame's own lines.
+    """
+
+    library: str
+    ids: np.ndarray | None
+    times: list[np.ndarray]
+    spacing: Spacing | None
+    clock: Clock
+    id_name: Any = ROW
+    time_name: Any = STEP
+    places: np.ndarray | None = None
+    # The names of the columns of each variable.
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # The names of the levels of an index of pandas: of ids and times.
+    levels: tuple[Any, Any] = (ROW, STEP)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row) for row in self.times]
+
+    def ahead(self, steps: int) -> list[np.ndarray]:
+        """Return the times of the ``steps`` steps after the end of each sequence."""
+        if self.spacing is None:
+            raise ValueError(
+                "Every sequence has one step, so the time between two steps is unknown, and later "
+                "steps have no time. Use the arrays of the result (mean, quantile), or number the "
+                "steps 0, 1, 2, … of longer sequences."
+            )
+        return [self.spacing.after(row[-1], np.arange(1, steps + 1)) for row in self.times]
+
+    def span(self, row: int) -> str:
+        """Describe the times of a sequence."""
+        first, last = self.times[row][0], self.times[row][-1]
+        return f"{self.clock.text(first)} to {self.clock.text(last)}"
+
+    def drawn(self, times: np.ndarray) -> np.ndarray:
+        """Return times as the axis of a picture takes them: numbers or dates."""
+        if self.clock.kind != "period":
+            return times
+        return np.asarray(self.clock.written("pandas", times).to_timestamp().to_numpy())
+
+    def among(self, row: int) -> str:
+        """Name a sequence within a message: empty if there is only one."""
+        return "" if self.ids is None else f" of {self.id_name} {self.ids[row]}"
+
+    # Frames ---------------------------------------------------------------------------------------
+
+    def past_frame(self, columns: Mapping[str, np.ndarray]) -> Any:
+        """Return a frame of values at the steps of the data, each [N, T, …] → one column."""
+        found = {name: _joined(value, self.lengths) for name, value in columns.items()}
+        times, order = np.concatenate(self.times), None
+        if self.places is not None:
+            order = np.argsort(self.places)
+        return self._frame(times, self._ids(self.lengths), found, order)
+
+    def ahead_frame(self, columns: Mapping[str, np.ndarray], steps: int) -> Any:
+        """Return a frame of values at the steps after the data, each [N, steps]."""
+        lengths = [steps] * len(self.times)
+        found = {name: _joined(value, lengths) for name, value in columns.items()}
+        return self._frame(np.concatenate(self.ahead(steps)), self._ids(lengths), found, None)
+
+    def row_frame(self, columns: Mapping[str, np.ndarray]) -> Any:
+        """Return a frame with one line per sequence, each value [N]."""
+        if self.library == "pandas":
+            import pandas as pd
+
+            index = None if self.ids is None else pd.Index(self.ids, name=self.levels[0])
+            return pd.DataFrame(dict(columns), index=index)
+        ids = {} if self.ids is None else {self.id_name: self.ids.tolist()}
+        return _native(self.library, {**ids, **columns})
+
+    def _ids(self, lengths: list[int]) -> np.ndarray | None:
+        return None if self.ids is None else np.repeat(self.ids, lengths)
+
+    def _frame(
+        self,
+        times: np.ndarray,
+        ids: np.ndarray | None,
+        columns: dict[str, np.ndarray],
+        order: np.ndarray | None,
+    ) -> Any:
+        if order is not None:
+            times, ids = times[order], None if ids is None else ids[order]
+            columns = {name: value[order] for name, value in columns.items()}
+        written = self.clock.written(self.library, times)
+        if self.library == "pandas":
+            import pandas as pd
+
+            index = written.rename(self.levels[1])
+            if ids is not None:
+                index = pd.MultiIndex.from_arrays([ids, index], names=self.levels)
+            return pd.DataFrame(columns, index=index)
+        keys = {} if ids is None else {self.id_name: ids.tolist()}
+        return _native(self.library, {**keys, self.time_name: written, **columns})
+
+
+def numbered(lengths: Sequence[int]) -> SequenceIndex:
+    """Return the index of arrays: rows and steps are counted from 0, in pandas if installed."""
+    library = next((name for name in ("pandas", "polars") if find_spec(name)), "pyarrow")
+    return SequenceIndex(
+        library,
+        np.arange(len(lengths)) if len(lengths) > 1 else None,
+        [np.arange(length) for length in lengths],
+        Spacing("number", 1),
+        Clock("number"),
+    )
+
+
+def entry_names(index: SequenceIndex, name: str, size: int) -> Sequence[str]:
+    """Name the entries of a variable by the frame's columns, or else by their numbers."""
+    names = index.columns.get(name, ())
+    if len(names) == size:
+        return names
+    return [name] if size == 1 else [f"{name}{i}" for i in range(size)]
+
+
+def _joined(value: np.ndarray, lengths: list[int]) -> np.ndarray:
+    return np.concatenate([row[:length] for row, length in zip(value, lengths, strict=True)])
+
+
+def _native(library: str, columns: dict[str, Any]) -> Any:
+    if library == "polars":
+        import polars as pl
+
+        return pl.DataFrame(columns)
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    return pa.table(columns)
