@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
@@ -12,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import Schedule, parse_schedule
 from aevb.training.settings import Settings, default_of, documentation
 
@@ -178,7 +178,14 @@ SplitSeed = Annotated[
         **SEEDS,
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, mps, or auto (a GPU if there is one on which the model trains, "
+        "otherwise the CPU).",
+    ),
+]
 RunMissing = Annotated[
     list[str] | None,
     typer.Option(
@@ -291,18 +298,29 @@ def check_evidence(name: str) -> None:
     if name not in METHODS:
         raise ValueError(
             f"Unknown --evidence {name}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+            f"{did_you_mean(name, METHODS)}"
         )
 
 
 def device_of(name: str) -> str:
-    """Return the torch device for ``--device``. Of several processes, each gets its own GPU."""
-    import torch
+    """Return the torch device for ``--device``. Of several processes, each gets its own GPU.
 
-    if name not in ("auto", "cpu") and not (name.startswith("cuda") and torch.cuda.is_available()):
-        raise ValueError(f"There is no device {name!r} here. Use --device cpu.")
-    if name in ("auto", "cuda"):
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    return name
+    "auto" is a CUDA device or the CPU: whether a model trains on MPS is found out by ``fit``.
+    """
+    from aevb.runtime.devices import cuda_count, device_named
+
+    if name == "auto":
+        name = "cuda" if cuda_count() else "cpu"
+    return str(device_named(name, argument="--device {}"))
+
+
+def fit_device(name: str) -> str:
+    """Check ``--device`` before anything is computed, and return it as ``fit(device=…)`` takes it.
+
+    >>> fit_device("auto")
+    'auto'
+    """
+    return name if name == "auto" else device_of(name)
 
 
 def in_its_words(error: BaseException | str) -> str:

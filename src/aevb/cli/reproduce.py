@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from aevb.cli.options import Device, device_of, path
+from aevb.runtime.suggestions import did_you_mean
 
 
 def reproduce(
@@ -66,7 +67,7 @@ def reproduce(
         if section not in experiments.SECTIONS:
             raise ValueError(
                 f"There is no section {section!r}. Choose {', '.join(experiments.SECTIONS)}, or "
-                f"all."
+                f"all.{did_you_mean(section, (*experiments.SECTIONS, 'all'))}"
             )
     if data not in ("digits", "mnist"):
         raise ValueError(f"The experiments use digits or mnist, not {data!r}. Use --data digits.")

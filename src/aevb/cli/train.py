@@ -31,7 +31,7 @@ from aevb.cli.options import (
     Validation,
     Without,
     check_resume,
-    device_of,
+    fit_device,
     given_settings,
     in_its_words,
     pairs,
@@ -234,7 +234,6 @@ def train(
         )
     markers = only_numbers(missing)
     found = resolve(model, data, pairs("--set", set_), markers)
-    found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
     with _offering_tables(data):
@@ -284,6 +283,7 @@ def train(
     files: dict[str, Any] = {
         "out": out,
         "resume": resume,
+        "device": fit_device(device),
         "progress": True,
         "tensorboard": tensorboard,
     }

@@ -16,11 +16,12 @@ import typer
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
-from aevb.cli.options import check_resume, device_of, in_its_words
+from aevb.cli.options import check_resume, fit_device, in_its_words
 from aevb.cli.serve import page_beside
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import DENSITY, read_arguments
 from aevb.cli.table_text import paragraph, schema_text
+from aevb.runtime.suggestions import did_you_mean, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -165,11 +166,12 @@ def train_table(
     with page_beside([out], wanted=serve):
         try:
             fitted = schema.fit(
-                model.to(device_of(device)),
+                model,
                 train,
                 validation=check,
                 out=out,
                 resume=resume,
+                device=fit_device(device),
                 starts=STARTS if name == "mixture" and None in arguments.values() else None,
                 hide=HIDE if networks else 0.0,
                 progress=None if networks or shown else False,
@@ -305,13 +307,10 @@ def _listed_names(items: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _check_column(option: str, name: str, names: Sequence[str]) -> None:
     if name not in names:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, names, 1)
-        shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+        near = did_you_mean(name, names)
         raise ValueError(
             f"{option} names the column {name!r}, which the table does not have."
-            + (f" Did you mean {near[0]!r}?" if near else f" Its columns are {shown}.")
+            + (near or f" Its columns are {listed(names)}.")
         )
 
 

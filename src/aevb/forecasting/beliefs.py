@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aevb.estimate.keys import real_steps
 from aevb.posterior.amortised import Posterior
+from aevb.runtime.suggestions import did_you_mean
 
 SHOWN = 3  # rows that the text of beliefs shows
 
@@ -46,6 +47,7 @@ class Beliefs:
             if name not in self.mean:
                 raise ValueError(
                     f"{name!r} is not an unknown latent; those are {', '.join(self.mean)}."
+                    f"{did_you_mean(name, self.mean)}"
                 )
             raise ValueError(
                 f"Beliefs by particles have no distribution for {name!r}. Use .mean[{name!r}], "

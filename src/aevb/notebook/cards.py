@@ -243,6 +243,9 @@ class Trained(Protocol):
     def best(self) -> Any: ...
 
     @property
+    def ended(self) -> str: ...
+
+    @property
     def history(self) -> Mapping[str, np.ndarray]: ...
 
 
@@ -271,6 +274,7 @@ def run_card(run: Trained, *metrics: Metric) -> str:
         if run.best is not None:
             rows.append(("best validation", f"{number(run.best.value)} at step {run.best.step:,}"))
         rows += [
+            ("end", run.ended),
             ("time", duration(run.seconds)),
             ("seed", str(run.settings.seed)),
             ("folder", "not saved" if run.out is None else str(run.out)),

@@ -28,6 +28,7 @@ from aevb.estimate.keys import mask_of, real_steps, variable_of
 from aevb.estimate.program import Program
 from aevb.posterior.piecewise import Pieces, Point
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.suggestions import did_you_mean
 
 
 class Posterior:
@@ -78,6 +79,7 @@ class Posterior:
         if name not in self.graph.latents:
             raise ValueError(
                 f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}."
+                f"{did_you_mean(name, self.graph.latents)}"
             )
         if name in self.clamped:
             raise ValueError(

@@ -169,7 +169,7 @@ class Evaluation:
             if self.penalties is not None:
                 found |= _parts_of_objective(estimated, self.penalties)
             for name, value in found.items():
-                total = value.double().sum()
+                total = _wide(value).sum()
                 totals[name] = totals[name] + total if name in totals else total
         if self.penalties is not None:
             totals = _with_objective(totals, self.penalties)
@@ -311,6 +311,14 @@ def _plan(
         return model.plan(how={**how, **drawn}, **choices)
 
 
+def _wide(value: Tensor) -> Tensor:
+    """Return numbers in float64, in which sums over many rows keep their digits.
+
+    MPS has no float64.
+    """
+    return value if value.device.type == "mps" else value.double()
+
+
 def evaluate_evidence(
     model: Model, source: Source, *, samples: int, seed: int = 0, chunk: int = 100
 ) -> float:
@@ -320,8 +328,8 @@ def evaluate_evidence(
         batch = source.take(torch.arange(start, min(source.n, start + chunk)))
         with torch.no_grad():
             total += float(
-                importance(model, batch, samples, seed_of(seed, "evidence", start))
-                .value.double()
-                .sum()
+                _wide(
+                    importance(model, batch, samples, seed_of(seed, "evidence", start)).value
+                ).sum()
             )
     return total / source.n
