@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -186,6 +188,10 @@ Device = Annotated[
         "otherwise the CPU).",
     ),
 ]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print no progress: only the result, warnings and errors."),
+]
 RunMissing = Annotated[
     list[str] | None,
     typer.Option(
@@ -211,6 +217,20 @@ RunPrepare = Annotated[
         rich_help_panel="Data",
     ),
 ]
+
+
+@contextmanager
+def silent(quiet: bool) -> Iterator[None]:
+    """Discard what is printed inside the context if ``quiet``; warnings and errors still appear.
+
+    >>> with silent(True):
+    ...     print("progress")
+    """
+    with ExitStack() as closing:
+        if quiet:
+            nothing = closing.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            closing.enter_context(redirect_stdout(nothing))
+        yield
 
 
 def path(text: str) -> Path:

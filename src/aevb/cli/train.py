@@ -26,6 +26,7 @@ from aevb.cli.options import (
     Kind,
     Missing,
     Prepare,
+    Quiet,
     Set,
     SplitSeed,
     Validation,
@@ -131,6 +132,7 @@ def train(
             "print its address.",
         ),
     ] = False,
+    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Train a model on a table or on other data, and write the run into a folder.
@@ -200,6 +202,7 @@ def train(
             tensorboard=tensorboard,
             resume=resume,
             serve=serve,
+            quiet=quiet,
         )
         return
     refuse_table_options(model, model_, kind, without)
@@ -257,7 +260,7 @@ def train(
         if name in given
     }
     known = known_rows(found, loaded.train.data)
-    if speaks:
+    if speaks and not quiet:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         partial = known.keys() - everywhere
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=partial)}\n")
@@ -284,7 +287,7 @@ def train(
         "out": out,
         "resume": resume,
         "device": fit_device(device),
-        "progress": True,
+        "progress": not quiet,
         "tensorboard": tensorboard,
     }
     check = loaded.test.data if loaded.test else None
@@ -305,22 +308,23 @@ def train(
                 print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(130) from None
         if speaks:
-            _report(made if isinstance(made, list) else [made], places, out)
+            _report(made if isinstance(made, list) else [made], places, out, quiet=quiet)
 
 
-def _report(runs: list[Run], places: list[Path], out: Path) -> None:
+def _report(runs: list[Run], places: list[Path], out: Path, *, quiet: bool) -> None:
     """Draw the curves of the runs, and print where they are and what to do next."""
     for run, place in zip(runs, places, strict=True):
         run.plot(place / "curves.png")
     first = runs[0]
+    apart = "" if quiet else "\n"
     if places == [out]:
         print(
-            f"\n{first.step} steps in {first.seconds:.1f} s. The run is in {out}: curves.png, "
-            f"metrics.jsonl, checkpoints."
+            f"{apart}{first.step} steps in {first.seconds:.1f} s{_early(first)}. The run is in "
+            f"{out}: curves.png, metrics.jsonl, checkpoints."
         )
     else:
         print(
-            f"\n{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, "
+            f"{apart}{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, "
             f"each with curves.png, metrics.jsonl, checkpoints:"
         )
         objective = "objective " if first.settings.judge == OBJECTIVE else ""
@@ -330,18 +334,23 @@ def _report(runs: list[Run], places: list[Path], out: Path) -> None:
                 if run.best
                 else ""
             )
-            print(f"  {place.name}: {run.step} steps{judged}")
+            print(f"  {place.name}: {run.step} steps{_early(run)}{judged}")
         out = max(
             zip(runs, places, strict=True),
             key=lambda pair: pair[0].best.value if pair[0].best else 0.0,
         )[1]
-    print(
-        "Next: "
-        + "; ".join(
-            f"aevb {command} {shlex.quote(str(out))}"
-            for command in ("evaluate", "doctor", "sample")
+    if not quiet:
+        print(
+            "Next: "
+            + "; ".join(
+                f"aevb {command} {shlex.quote(str(out))}"
+                for command in ("evaluate", "doctor", "sample")
+            )
         )
-    )
+
+
+def _early(run: Run) -> str:
+    return f", {run.ended}" if run.ended.startswith("stopped early") else ""
 
 
 def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: int | None) -> None:

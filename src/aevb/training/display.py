@@ -1,8 +1,8 @@
 """Display the progress of a run: a live panel, plain lines, or TensorBoard.
 
-The panel is for terminals, plain lines are for everything else (``display_choice.py``). The loop calls a watcher for every
-step, every recorded row and every note. A watcher reads only numbers that are already on the host,
-so it causes no device synchronisation.
+The panel is for terminals, plain lines are for everything else (``display_choice.py``). The loop
+calls a watcher for every step, every recorded row and every note. A watcher reads only numbers that
+are already on the host, so it causes no device synchronisation.
 """
 
 from __future__ import annotations

@@ -327,9 +327,6 @@ def evaluate_evidence(
     for start in range(0, source.n, chunk):
         batch = source.take(torch.arange(start, min(source.n, start + chunk)))
         with torch.no_grad():
-            total += float(
-                _wide(
-                    importance(model, batch, samples, seed_of(seed, "evidence", start)).value
-                ).sum()
-            )
+            found = importance(model, batch, samples, seed_of(seed, "evidence", start))
+            total += float(_wide(found.value).sum())
     return total / source.n
