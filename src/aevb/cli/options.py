@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from aevb.cli import completion
+from aevb.cli.completion import words
 from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import Schedule, parse_schedule
 from aevb.training.settings import Settings, default_of, documentation
@@ -31,7 +33,15 @@ FORMS: dict[
         "metavar": "[LATENT=]NUMBER",
         "help": "Write --free-bits 0.5, or --free-bits z=0.5; the latter may be repeated.",
     },
-    "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
+    "schedule": {
+        "metavar": "NAME[:NUMBERS]",
+        "help": "Write e.g. --schedule alternate:1000,1000.",
+        "autocompletion": words("joint", "alternate", "em", "mle"),
+    },
+    "bound": {"autocompletion": words("elbo", "iwae", "particles")},
+    "gradient": {"autocompletion": words("plain", "stl", "dreg", "score")},
+    "decay": {"autocompletion": words("cosine", "constant")},
+    "precision": {"autocompletion": words("float32", "bf16")},
     "seed": SEEDS,
 }
 ESTIMATOR = ("how", "bound", "samples", "gradient", "resample", "temperature")
@@ -97,11 +107,15 @@ ModelName = Annotated[
     str,
     typer.Argument(
         help="A name from `aevb models`; file.py:name (Python executes the file); or the folder of "
-        "a saved model or run."
+        "a saved model or run.",
+        autocompletion=completion.models,
     ),
 ]
 RunFolder = Annotated[
-    Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")
+    Path,
+    typer.Argument(
+        help="The folder of a run (`aevb train … --out FOLDER`).", autocompletion=completion.runs
+    ),
 ]
 Data = Annotated[
     str | None,
@@ -109,6 +123,7 @@ Data = Annotated[
         help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, "
         ".parquet or a folder of them, .npz, .npy).",
         rich_help_panel="Data",
+        autocompletion=completion.data,
     ),
 ]
 RunData = Annotated[
@@ -116,6 +131,7 @@ RunData = Annotated[
     typer.Option(
         help="Other data than the training data. They are prepared like the training data.",
         rich_help_panel="Data",
+        autocompletion=completion.data,
     ),
 ]
 Set = Annotated[
@@ -126,6 +142,7 @@ Set = Annotated[
         help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal. May be "
         "repeated.",
         rich_help_panel="Model",
+        autocompletion=completion.arguments,
     ),
 ]
 How = Annotated[list[str] | None, setting_option("how")]
@@ -141,6 +158,9 @@ Prepare = Annotated[
         "dequantise, scale, counts; binarise-fresh and dequantise-fresh draw again in each "
         "epoch. none: no change. Built-in images are prepared as the likelihood requires.",
         rich_help_panel="Data",
+        autocompletion=words(
+            "standardise", "threshold", "binarise", "dequantise", "scale", "counts", "none"
+        ),
     ),
 ]
 Missing = Annotated[
@@ -170,7 +190,10 @@ Without = Annotated[
     ),
 ]
 Validation = Annotated[
-    str | None, typer.Option(help="A file of held-out rows.", rich_help_panel="Data")
+    str | None,
+    typer.Option(
+        help="A file of held-out rows.", rich_help_panel="Data", autocompletion=completion.files
+    ),
 ]
 SplitSeed = Annotated[
     int,
@@ -186,6 +209,7 @@ Device = Annotated[
         metavar="DEVICE",
         help="cpu, cuda, cuda:1, mps, or auto (a GPU if there is one on which the model trains, "
         "otherwise the CPU).",
+        autocompletion=words("auto", "cpu", "cuda", "mps"),
     ),
 ]
 Quiet = Annotated[

@@ -8,12 +8,16 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import path, refuse_input
+from aevb.cli.completion import runs as runs_here
+from aevb.cli.options import Quiet, path, refuse_input
 
 
 def page(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs (`aevb train … --out FOLDER`).")
+        list[Path],
+        typer.Argument(
+            help="Folders of runs (`aevb train … --out FOLDER`).", autocompletion=runs_here
+        ),
     ],
     out: Annotated[
         Path | None,

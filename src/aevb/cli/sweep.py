@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.completion import arguments, tables_and_models, words
 from aevb.cli.missing_marks import marks_of, only_numbers
 from aevb.cli.options import (
     Data,
@@ -135,6 +136,7 @@ def sweep(
             metavar="TABLE|MODEL",
             help="A table (.csv, .tsv, .txt, .parquet); or a model with --data: a name from `aevb "
             "models`, or file.py:name (Python executes the file).",
+            autocompletion=tables_and_models,
         ),
     ],
     out: Annotated[
@@ -150,6 +152,7 @@ def sweep(
             help="Values of an argument of the model: components=2..12 (whole numbers), "
             "latent=2,4,8 (a list). May be repeated; all combinations are trained.",
             rich_help_panel="Model",
+            autocompletion=arguments,
         ),
     ] = None,
     model_: Annotated[
@@ -160,6 +163,7 @@ def sweep(
             "(latent, hidden) or gmvae (components, latent, hidden). By default components means "
             "a mixture, latent means factors, and both mean gmvae.",
             rich_help_panel="Table",
+            autocompletion=words("mixture", "factors", "vae", "gmvae"),
         ),
     ] = None,
     kind: Kind = None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.completion import tables_and_models, words
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.missing_marks import marks_of, only_numbers
 from aevb.cli.model_argument import is_run, resolve
@@ -63,6 +64,7 @@ def train(
             help="A table (.csv, .tsv, .txt, .parquet); or a model with --data: a name from `aevb "
             "models`, file.py:name (Python executes the file), or the folder of a saved model or "
             "run.",
+            autocompletion=tables_and_models,
         ),
     ],
     out: Annotated[
@@ -83,6 +85,7 @@ def train(
             "(--set components=3 covariance=full, by default chosen by BIC), factors (--set "
             "latent=2), vae (latent, hidden) or gmvae (components, latent, hidden).",
             rich_help_panel="Table",
+            autocompletion=words("density", "mixture", "factors", "vae", "gmvae"),
         ),
     ] = None,
     kind: Kind = None,
@@ -324,8 +327,8 @@ def _report(runs: list[Run], places: list[Path], out: Path, *, quiet: bool) -> N
         )
     else:
         print(
-            f"{apart}{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, "
-            f"each with curves.png, metrics.jsonl, checkpoints:"
+            f"{apart}{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in "
+            f"{out}, each with curves.png, metrics.jsonl, checkpoints:"
         )
         objective = "objective " if first.settings.judge == OBJECTIVE else ""
         for run, place in zip(runs, places, strict=True):
