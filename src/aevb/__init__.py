@@ -21,6 +21,7 @@ from importlib import util as _util
 from aevb.version import __version__
 
 _FROM = {  # keep in step with __init__.pyi, which type checkers read
+    "arviz": ("to_arviz",),
     "comparison": ("Comparison", "compare"),
     "declare.conditionals": ("Conditional",),
     "declare.deterministic": ("GRU", "LSTM", "Deterministic"),

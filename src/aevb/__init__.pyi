@@ -1,3 +1,4 @@
+from aevb.arviz import to_arviz
 from aevb.comparison import Comparison, compare
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM, Deterministic
@@ -100,4 +101,5 @@ __all__ = [
     "register_kl",
     "switching",
     "table",
+    "to_arviz",
 ]
