@@ -77,6 +77,11 @@ class Beliefs:
             lines.append(f"  … and {n - SHOWN} more rows")
         return "\n".join([*lines, *self.notes])
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.beliefs_card(self)
+
     def _at(self, name: str, place: tuple[int, ...], step: str) -> str:
         if name in self.probs:
             return step + " ".join(f"{p:.3f}" for p in self.probs[name][place][:6].tolist())

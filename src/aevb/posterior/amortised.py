@@ -67,6 +67,11 @@ class Posterior:
             f" ({self.why})" if self.why else ""
         )
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.posterior_card(self)
+
     @property
     def next_seed(self) -> int | None:
         """A seed for draws after the latents.

@@ -324,6 +324,11 @@ class Schema:
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.schema_card(self)
+
     # Cells to data and back -----------------------------------------------------------------------
 
     def encode(self, frame: Any) -> dict[str, np.ndarray]:
