@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aevb.runtime.suggestions import did_you_mean
 
@@ -64,6 +65,17 @@ def device_named(asked: Any, *, argument: str = "device={!r}") -> torch.device:
     if found.type == "mps" and not mps_is_here():
         raise ValueError(_absent(argument, found))
     return found
+
+
+def wide(value: Tensor) -> Tensor:
+    """Return numbers in float64, for sums that must keep their digits.
+
+    MPS has no float64, so its numbers move to the CPU.
+
+    >>> wide(torch.ones(2)).dtype
+    torch.float64
+    """
+    return (value.cpu() if value.device.type == "mps" else value).double()
 
 
 def _gpu(asked: torch.device, argument: str) -> torch.device:

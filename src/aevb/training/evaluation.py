@@ -22,6 +22,7 @@ from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.evidence.sampling import importance
 from aevb.model import Model
+from aevb.runtime.devices import wide
 from aevb.training.purity import own_part
 from aevb.training.row_order import seed_of
 from aevb.training.settings import Settings
@@ -169,7 +170,7 @@ class Evaluation:
             if self.penalties is not None:
                 found |= _parts_of_objective(estimated, self.penalties)
             for name, value in found.items():
-                total = _wide(value).sum()
+                total = wide(value).sum()
                 totals[name] = totals[name] + total if name in totals else total
         if self.penalties is not None:
             totals = _with_objective(totals, self.penalties)
@@ -311,14 +312,6 @@ def _plan(
         return model.plan(how={**how, **drawn}, **choices)
 
 
-def _wide(value: Tensor) -> Tensor:
-    """Return numbers in float64, in which sums over many rows keep their digits.
-
-    MPS has no float64.
-    """
-    return value if value.device.type == "mps" else value.double()
-
-
 def evaluate_evidence(
     model: Model, source: Source, *, samples: int, seed: int = 0, chunk: int = 100
 ) -> float:
@@ -328,5 +321,5 @@ def evaluate_evidence(
         batch = source.take(torch.arange(start, min(source.n, start + chunk)))
         with torch.no_grad():
             found = importance(model, batch, samples, seed_of(seed, "evidence", start))
-            total += float(_wide(found.value).sum())
+            total += float(wide(found.value).sum())
     return total / source.n
