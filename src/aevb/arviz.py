@@ -77,10 +77,11 @@ def to_arviz(
     Raises:
         ValueError: ArviZ is not installed, or the data or an argument do not fit the model.
 
-    Example::
-
-        draws = aevb.to_arviz(model, {"x": x}, samples=200, seed=0)
-        az.summary(draws, var_names=["z"])
+    >>> from aevb import Model, Normal
+    >>> model = Model(p={"z": Normal(1), "x | z": Normal(2, scale=1.0)}, q={"z | x": Normal()})
+    >>> draws = to_arviz(model, {"x": torch.zeros(3, 2)}, samples=10, method="exact", seed=0)
+    >>> draws["posterior"]["z"].dims, draws["posterior"]["z"].shape
+    (('chain', 'draw', 'row', 'z_dim'), (1, 10, 3, 1))
     """
     wrap = _container()
     _check(model, samples, groups)
@@ -364,9 +365,10 @@ def _check_size(graph: Graph, samples: int, n: int, steps: int, groups: Sequence
     if (total := sum(sizes.values())) > MOST:
         name = max(sizes, key=lambda one: sizes[one])
         rows = math.floor(n * MOST / total)
+        fewer = f"Pass at most {rows:,} rows, take" if rows else "Take"
         raise ValueError(
-            f"{samples} draws of {n:,} rows are {total:,} numbers in a group, most of them of "
-            f"{name}. Pass at most {rows:,} rows, fewer samples, or groups=['posterior']."
+            f"{samples:,} draws of {n:,} rows are {total:,} numbers, most of them of {name}. "
+            f"{fewer} fewer samples, or groups=['posterior']."
         )
 
 
