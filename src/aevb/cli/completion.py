@@ -38,7 +38,7 @@ def zoo_arguments() -> Mapping[str, tuple[str, ...]]:
     """Return the arguments of each model of the zoo, in the order of ``aevb models``.
 
     >>> zoo_arguments()["fa"]
-    ('z', 'x', 'posterior')
+    ('x', 'z', 'posterior', 'scale')
     """
     trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in ZOO.glob("*.py")}
     functions = {
@@ -53,6 +53,7 @@ def zoo_arguments() -> Mapping[str, tuple[str, ...]]:
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and node.target.id == "zoo"
+        and node.value is not None
     )
     names = (node.id for node in ast.walk(listed) if isinstance(node, ast.Name))
     return {name: functions[name] for name in names if name in functions}

@@ -78,6 +78,6 @@ def _rows(model: Model) -> dict[str, Tensor]:
         name: torch.zeros(ROWS, *([ROWS] if graph.timed[name] else []), *shape)
         for name, shape in graph.given.items()
     }
-    read = {name: value for name, value in given.items() if graph.is_read_by_p(name)}
+    read: dict[str, Any] = {name: v for name, v in given.items() if graph.is_read_by_p(name)}
     drawn = model.sample(ROWS, steps=steps, seed=0, **read)
     return {name: drawn[name] for name in graph.observed} | given
