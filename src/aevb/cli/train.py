@@ -209,6 +209,7 @@ def train(
         )
         return
     refuse_table_options(model, model_, kind, without)
+    target = fit_device(device)
     if out is None:
         resolve(model, settings=pairs("--set", set_))  # a wrong name is the first thing to say
         raise ValueError("Say where to write the run, e.g. --out run.")
@@ -289,7 +290,7 @@ def train(
     files: dict[str, Any] = {
         "out": out,
         "resume": resume,
-        "device": fit_device(device),
+        "device": target,
         "progress": not quiet,
         "tensorboard": tensorboard,
     }

@@ -126,6 +126,7 @@ def train_table(
         raise ValueError("Use --hold-out or --validation, not both.")
     if name == DENSITY:
         _refuse_settings(settings, device, resume=resume, tensorboard=tensorboard)
+    target = "cpu" if name == DENSITY else fit_device(device)
     if resume:
         check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
@@ -177,7 +178,7 @@ def train_table(
                 validation=check,
                 out=out,
                 resume=resume,
-                device=fit_device(device),
+                device=target,
                 starts=STARTS if name == "mixture" and None in arguments.values() else None,
                 hide=HIDE if networks else 0.0,
                 progress=None if (networks or shown) and not quiet else False,

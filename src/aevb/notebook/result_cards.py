@@ -94,7 +94,7 @@ def forecast_card(forecast: Any) -> Markup:
     return (
         _title(lines[0])
         + Markup('<div class="side">{}{}</div>').format(
-            table(head, rows), sparkline(_curves(forecast, intervals))
+            table(head, rows), sparkline(_curves(forecast, intervals), cut=0.0)
         )
         + notes(forecast.notes)
     )
@@ -143,7 +143,7 @@ def beliefs_card(beliefs: Any) -> Markup:
     return (
         _title(head)
         + Markup('<div class="side">{}{}</div>').format(
-            table(("latent and row", ""), pairs), sparkline(lines)
+            table(("latent and row", ""), pairs), sparkline(lines, cut=0.0)
         )
         + notes(beliefs.notes)
     )
