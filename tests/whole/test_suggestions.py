@@ -59,6 +59,18 @@ def table() -> Schema:
 
 # The call, the place that the message names, another name that it lists or the fix, the suggestion.
 PLACES: dict[str, tuple[Callable[..., object], str, str, str]] = {
+    "parent in p": (
+        lambda **_: Model({"latent": Normal(1), "x | laten": Normal(2)}, {"latent | x": Normal()}),
+        "p has \"x | laten\": Normal(2), but 'laten' is declared nowhere",
+        'given={"laten": 10}',
+        "latent",
+    ),
+    "factor in q": (
+        lambda **_: Model({"latent": Normal(1), "x | latent": Normal(2)}, {"laten | x": Normal()}),
+        "q draws 'laten', but p has no factor for it",
+        "Add one to p",
+        "latent",
+    ),
     "data of fit": (
         lambda m, **_: fit(m, rows(lable=torch.ones(4).long()), steps=1),
         "The data have 'lable'",
