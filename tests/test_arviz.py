@@ -7,7 +7,7 @@ import pytest
 import torch
 import xarray as xr
 
-from aevb import Bernoulli, Model, Normal, OneHot, fit, to_arviz
+from aevb import Bernoulli, Exact, Model, Normal, OneHot, fit, to_arviz, zoo
 from aevb.arviz import GROUPS
 
 pytestmark = [
@@ -154,6 +154,22 @@ def test_a_known_latent_is_no_draw():
     known = to_arviz(model, {"x": X[:, :1], "k": np.array([0, 1, 1, 1, 0])}, samples=5, seed=0)
     assert "posterior" not in known.groups()
     assert known.posterior_predictive.x.shape == (1, 5, 5, 1)
+
+
+def test_models_without_latents_and_with_bayes_rule_have_their_groups():
+    none = to_arviz(zoo.ar(), {"x": torch.randn(2, 5, 1)}, samples=3, seed=0)
+    assert none.groups() == [
+        "posterior_predictive", "log_likelihood", "prior_predictive", "observed_data",
+    ]  # fmt: skip
+    model = Model(
+        {"y": OneHot(3), "z | y": Normal(2), "x | z": Normal(2)},
+        {"z | x": Normal(), "y | z": Exact()},
+    )
+    found = to_arviz(model, {"x": np.nan_to_num(X)}, samples=3, method="q", seed=0)
+    assert {name: value.dims for name, value in found.posterior.data_vars.items()} == {
+        "y": ("chain", "draw", "row"),
+        "z": ("chain", "draw", "row", "z_dim"),
+    }
 
 
 def test_missing_entries_that_p_reads_have_no_density():

@@ -82,7 +82,10 @@ def __getattr__(name: str) -> object:
         and _util.find_spec(f"aevb.{name}") is not None
     ):
         return _import(f"aevb.{name}")
-    raise AttributeError(f"module 'aevb' has no attribute {name!r}")
+    from aevb.runtime.suggestions import did_you_mean
+
+    near = "" if name.startswith("_") else did_you_mean(name, __all__)
+    raise AttributeError(f"module 'aevb' has no attribute {name!r}.{near}")
 
 
 def __dir__() -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import aevb
 from aevb import Bernoulli, Model, Normal, OneHot, Schema, Settings, fit, to_arviz, zoo
 from aevb.cli import app
 from aevb.cli.model_argument import resolve
@@ -59,6 +60,12 @@ def table() -> Schema:
 
 # The call, the place that the message names, another name that it lists or the fix, the suggestion.
 PLACES: dict[str, tuple[Callable[..., object], str, str, str]] = {
+    "names of the package": (
+        lambda **_: aevb.Norml,
+        "module 'aevb' has no attribute 'Norml'",
+        "",
+        "Normal",
+    ),
     "parent in p": (
         lambda **_: Model({"latent": Normal(1), "x | laten": Normal(2)}, {"latent | x": Normal()}),
         "p has \"x | laten\": Normal(2), but 'laten' is declared nowhere",
@@ -215,7 +222,7 @@ PLACES: dict[str, tuple[Callable[..., object], str, str, str]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_mistyped_name_is_answered_with_the_near_one(place, model, series, tmp_path):
     call, where, others, near = PLACES[place]
-    with pytest.raises((ValueError, TypeError, KeyError)) as error:
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)) as error:
         call(m=model, series=series, tmp_path=tmp_path)
     text = str(error.value)
     assert where in text

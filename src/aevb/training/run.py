@@ -44,7 +44,8 @@ class Run:
     """The result of :func:`fit`: the trained model, its settings, its history and its folder.
 
     The model has the weights of the last step or, if ``patience`` was set, of the best validation.
-    Both are on disk; see :func:`load_run`.
+    Both are on disk; see :func:`load_run`. ``total`` is the number of steps that the settings ask
+    for, None for a run that was read from its folder.
     """
 
     model: Model
@@ -53,7 +54,7 @@ class Run:
     out: Path | None
     step: int
     seconds: float
-    total: int | None = None  # the steps that were asked for; None for a run that was read
+    total: int | None = None
 
     def __repr__(self) -> str:
         """Return a summary in a few lines; ``rows`` and ``history`` have the details.

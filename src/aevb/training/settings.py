@@ -46,8 +46,6 @@ ALIASES = {
     "kl_weight": "beta",
     "annealing": "kl_warmup",
     "random_state": "seed",
-    "loss": "bound",
-    "scheduler": "decay",
     "dtype": "precision",
 }
 
