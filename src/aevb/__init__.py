@@ -21,6 +21,7 @@ from importlib import util as _util
 from aevb.version import __version__
 
 _FROM = {  # keep in step with __init__.pyi, which type checkers read
+    "arviz": ("to_arviz",),
     "comparison": ("Comparison", "compare"),
     "declare.conditionals": ("Conditional",),
     "declare.deterministic": ("GRU", "LSTM", "Deterministic"),
@@ -82,7 +83,10 @@ def __getattr__(name: str) -> object:
         and _util.find_spec(f"aevb.{name}") is not None
     ):
         return _import(f"aevb.{name}")
-    raise AttributeError(f"module 'aevb' has no attribute {name!r}")
+    from aevb.runtime.suggestions import did_you_mean
+
+    near = "" if name.startswith("_") else did_you_mean(name, __all__)
+    raise AttributeError(f"module 'aevb' has no attribute {name!r}.{near}")
 
 
 def __dir__() -> list[str]:

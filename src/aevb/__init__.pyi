@@ -1,3 +1,4 @@
+from aevb.arviz import to_arviz
 from aevb.comparison import Comparison, compare
 from aevb.data.sequences import Sequences, sequences
 from aevb.declare.conditionals import Conditional
@@ -103,4 +104,5 @@ __all__ = [
     "sequences",
     "switching",
     "table",
+    "to_arviz",
 ]

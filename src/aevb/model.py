@@ -33,6 +33,7 @@ from aevb.posterior.training_record import Teaching
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.evaluation_mode import evaluating
 from aevb.runtime.seeding import seeded
+from aevb.runtime.suggestions import did_you_mean
 
 DIGESTED = 2**22  # no checksum of p's weights is computed for more parameters than this
 # The metadata key, in the weights file, of the record which of q's factors were trained.
@@ -243,7 +244,7 @@ class Model(DeclaredModel):
             if name not in self.graph.latents:
                 raise ValueError(
                     f"kl_weight= names {name!r}, which is no latent. The latents are "
-                    f"{', '.join(self.graph.latents)}."
+                    f"{', '.join(self.graph.latents)}.{did_you_mean(name, self.graph.latents)}"
                 )
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         clamped, partial = split_latents(self.graph, batch)

@@ -254,7 +254,7 @@ def test_bad_requests_are_answered(monkeypatch, capsys, tmp_path):
     for arguments, message in (
         (["rnn"], "no section 'rnn'"),
         (["--data", "cifar"], "digits or mnist, not 'cifar'"),
-        (["--device", "tpu"], "no device 'tpu'"),
+        (["--device", "tpu"], "--device tpu is not a device"),
     ):
         monkeypatch.setattr(
             "sys.argv", ["aevb", "reproduce", *arguments, "--out", str(tmp_path / "none")]

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from aevb import Exact, Model, Normal, OneHot, fit, mlp, zoo
+import aevb
+from aevb import Exact, Model, Normal, OneHot, Schema, fit, mlp, zoo
 from aevb.comparison.result import Compared, Comparison
 from aevb.diagnostics.finding import Diagnosis, Finding
 from aevb.evidence import Evidence
 from aevb.evidence.amortisation import Gap
+from aevb.laboratory.result import Laboratory
 from aevb.notebook.cards import model_parts
+from aevb.page.notebook import Page
+from aevb.posterior import Imputation
 from aevb.predictive.check import Comparison as Statistic
 from aevb.predictive.check import PredictiveCheck
 
@@ -247,3 +251,110 @@ def test_a_model_on_the_meta_device_has_a_card():
     with torch.device("meta"):
         model = zoo.vae(4, 2)
     assert "parameters θ" in text_of(model)
+
+
+# The other results --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def level():
+    """A local level model, which is exact, and two rows of which one has a gap."""
+    x = torch.linspace(0, 2, 10).reshape(1, 10, 1).repeat(2, 1, 1)
+    x[1, 4] = torch.nan
+    return zoo.local_level(), x
+
+
+def test_a_bound_shows_its_terms(level):
+    bound = zoo.vae(4, 2, hidden=(4,)).elbo(x=torch.rand(6, 4), seed=0)
+    means = {name: f"{float(term.detach().mean()):.4f}" for name, term in bound.terms.items()}
+    mean = f"{float(bound.value.detach().mean()):.4f}"
+    assert repr(bound) == (
+        f"Bound of 6 examples, mean {mean} nats: x {means['x']}, kl(z) {means['kl(z)']}"
+    )
+    text = text_of(bound)
+    assert f"bound = {mean} nats mean of 6 examples".replace("-", "−") in text
+    assert f"kl(z) {means['kl(z)']}" in text
+
+
+def test_a_posterior_shows_where_each_latent_comes_from():
+    model = zoo.gmvae(4, 2, 3)
+    text = text_of(model.posterior(x=torch.ones(2, 4), method="q"))
+    assert "posterior by q of y, z for 2 rows (as asked)" in text
+    assert "y OneHot 3 q(y|x) z Normal 2 q(z|x, y)" in text
+    assert 'posterior["y"]' in text
+    known = model.posterior(x=torch.ones(2, 4), y=torch.tensor([0, 1]), method="q")
+    assert "y OneHot 3 known in every row" in text_of(known)
+    assert 'posterior["z"]' in text_of(known)
+
+
+def test_an_imputation_shows_filled_cells(level):
+    model, x = level
+    found = model.impute(x=x)
+    text = text_of(found)
+    assert "1 missing cell of x filled by the exact posterior" in text
+    value = f"{float(found.mean['x'][1, 4, 0]):.4g}"
+    assert f"x[1, 4, 0] {value} ± {float(found.sd['x'][1, 4, 0]):.4g}" in text
+
+
+def test_a_forecast_shows_steps_and_its_fan(level):
+    model, x = level
+    forecast = model.forecast(steps=3, x=x, seed=0)
+    text, html = text_of(forecast), forecast._repr_html_()
+    low, high = (f"{float(end[0, 2, 0]):.4g}" for end in forecast.interval(0.95)["x"])
+    mean = f"{float(forecast.mean['x'][0, 2, 0]):.4g}"
+    assert "Forecast of x, 3 steps after the end of 2 rows" in text
+    assert f"x 0 3 {mean}" in text
+    assert f"{low} … {high}".replace("-", "−") in text
+    assert html.count("<polyline") == 4  # past, mean and the two ends
+
+
+def test_beliefs_show_rows_and_curves(level):
+    model, x = level
+    text, html = text_of(model.smooth(x=x)), model.smooth(x=x)._repr_html_()
+    assert "Beliefs about level at each step given all data, 2 rows" in text
+    assert "level, row 1 step 1 " in text
+    assert html.count("<polyline") == 1
+    classes = zoo.hmm()
+    size = classes.graph.size("x")
+    found = classes.filter(x=torch.zeros(1, 6, size))
+    (name,) = classes.graph.latents
+    assert f"P({name} = 1)" in text_of(found)
+
+
+def test_a_schema_and_a_model_of_a_table_show_their_columns():
+    rng = np.random.default_rng(0)
+    frame = {"a<b": rng.normal(size=40), "k": rng.integers(0, 9, 40), "s": ["u", "v"] * 20}
+    schema = Schema.read(frame)
+    text = text_of(schema)
+    assert "40 rows, 3 columns, 3 modelled" in text
+    assert "a<b real" in text
+    fitted = schema.fit(schema.mixture(1), frame, steps=2, starts=1, progress=False)
+    shown = text_of(fitted)
+    assert repr(fitted) in shown
+    assert "x Normal a<b" in shown
+    assert "Run of 2 steps, seed 0" in shown
+
+
+def test_every_public_result_is_shown_in_notebooks_and_printed_shortly():
+    """A dataclass's own repr would print all its numbers."""
+    results = (
+        aevb.Beliefs,
+        aevb.Bound,
+        aevb.Comparison,
+        aevb.Diagnosis,
+        aevb.Evidence,
+        aevb.Forecast,
+        aevb.Gap,
+        aevb.Posterior,
+        aevb.PredictiveCheck,
+        aevb.Run,
+        aevb.Schema,
+        aevb.TableModel,
+        Imputation,
+        Page,
+    )
+    for cls in results:
+        assert callable(getattr(cls, "_repr_html_", None)), cls
+        assert not hasattr(cls.__repr__, "__wrapped__"), cls  # as that of a dataclass
+        assert cls.__repr__ is not object.__repr__, cls
+    assert Laboratory.__repr__ is Laboratory.__str__

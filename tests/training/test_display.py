@@ -17,8 +17,10 @@ import torch
 from aevb import Bernoulli, Model, Normal, OneHot, Run, Settings, alternate, fit, mlp
 from aevb.data import sources
 from aevb.data.builtin import factor_analysis
+from aevb.training import events as event_kinds
 from aevb.training import job
-from aevb.training.display import Checking, Display, Lines, Live, clock, display, number
+from aevb.training.display import Checking, Display, Lines, Live, clock, number
+from aevb.training.display_choice import display, in_notebook
 from aevb.training.distributed import World
 from aevb.training.gradient_steps import GradientSteps as Stepper
 from aevb.zoo import fa
@@ -157,7 +159,7 @@ def test_many_terms_and_long_names_fit_a_narrow_terminal(monkeypatch):
     assert "phase E   epoch 0.00 of" in lines[-1]
 
 
-def test_elsewhere_lines_are_a_table_with_one_line_a_validation(capsys):
+def test_elsewhere_lines_are_a_table_of_the_first_step_and_the_validations(capsys):
     run = train(progress=True)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [
@@ -173,9 +175,9 @@ def test_elsewhere_lines_are_a_table_with_one_line_a_validation(capsys):
         "steps/s",
         "left",
     ]
-    assert [line.split()[0] for line in lines[1:]] == ["10", "20", "30"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "10", "20", "30"]
     assert len({len(line) for line in lines}) == 1  # aligned
-    assert [line.split()[6] for line in lines[1:]] == [
+    assert [line.split()[6] for line in lines[2:]] == [
         number(value) for value in run.history["validation elbo"]
     ]
     assert lines[-1].split()[-1] == "0:00"
@@ -190,8 +192,32 @@ def test_between_validations_a_line_comes_at_most_every_five_seconds(capsys, mon
         lines.step(step)
         lines.row({"step": step, "elbo": -1.0, "lr": 1e-3})
     printed = capsys.readouterr().out.splitlines()[1:]
-    assert len(printed) == 4  # 24 seconds
+    assert len(printed) == 5  # the first step, and 24 seconds
     assert printed[-1].split()[-1] == "3:40"  # 916 steps left, 25 in six seconds
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_short_run_has_twenty_lines_the_first_and_the_last_among_them(capsys, validates):
+    lines = Lines(0, 1000, 1000.0, validates=validates)
+    for step in range(1, 1001):
+        lines.step(step)
+        lines.row({"step": step, "elbo": -1.0, "lr": 1e-3})
+        if validates:
+            lines.row({"step": step, "validation elbo": -2.0})
+    lines.close()
+    printed = [
+        int(line.split()[0].replace(",", "")) for line in capsys.readouterr().out.splitlines()[1:]
+    ]
+    assert printed == [1, *range(51, 1000, 50), 1000]
+
+
+def test_a_run_that_ends_early_has_a_line_of_its_last_step(capsys):
+    lines = Lines(0, 1000, 1.0)
+    for step in (1, 2, 3):
+        lines.step(step)
+        lines.row({"step": step, "elbo": -float(step), "lr": 1e-3})
+    lines.close()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["1", "3"]
 
 
 def test_a_step_that_is_logged_and_validated_has_one_line(capsys, monkeypatch):
@@ -240,7 +266,7 @@ def test_the_best_is_that_of_the_bound_which_is_trained(capsys):
     run = train(bound="iwae", samples=3, progress=True)
     lines = capsys.readouterr().out.splitlines()
     values = run.history["validation iwae"]
-    assert [line.split()[lines[0].split().index("validation")] for line in lines[1:]] == [
+    assert [line.split()[lines[0].split().index("validation")] for line in lines[2:]] == [
         number(value) for value in values
     ]
     assert run.best == ((values.argmax() + 1) * 10, values.max())
@@ -266,7 +292,7 @@ def test_the_objective_is_shown_and_judged_where_it_is_not_the_bound(capsys):
     ]
     assert len({len(line) for line in lines}) == 1  # aligned
     values = run.history["validation objective"]
-    assert [line.split()[7] for line in lines[1:]] == [number(value) for value in values]
+    assert [line.split()[7] for line in lines[2:]] == [number(value) for value in values]
     assert run.best == ((values.argmax() + 1) * 10, values.max())
     titles = [axes.get_title(loc="left") for axes in run.plot().axes[1:]]
     assert titles == ["log p(x|·)", "kl(y)", "kl(z)", "objective"]
@@ -283,6 +309,92 @@ def test_by_default_only_a_terminal_is_spoken_to(monkeypatch, capsys):
         panel.close()
         monkeypatch.setenv("TERM", "dumb")
         assert isinstance(display(True, 0, 1, 1.0), Lines)
+
+
+class Kernel:
+    """A notebook: it records what is displayed."""
+
+    def __init__(self):
+        self.kernel, self.shown, self.updates = object(), [], []
+
+    def get_ipython(self):
+        return self
+
+    def display(self, shown, *, display_id):
+        assert display_id is True
+        self.shown.append(shown)
+        return self
+
+    def update(self, shown):
+        self.updates.append(shown)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    kernel = Kernel()
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setitem(sys.modules, "IPython.display", kernel)
+    return kernel
+
+
+def test_a_notebook_has_one_line_that_is_updated(notebook, capsys):
+    began = time.perf_counter()
+    run = train()
+    took = time.perf_counter() - began
+    assert capsys.readouterr().out == ""
+    assert [repr(one) for one in notebook.shown] == ["step 0 of 30 · – left"]
+    assert len(notebook.updates) <= 2 + 5 * took  # at most five times per second, and at the end
+    last = notebook.updates[-1]
+    bound, validation = run.history["elbo"], run.history["validation elbo"]
+    assert np.isfinite(bound).all()
+    assert re.fullmatch(
+        rf"step 30 of 30 · elbo -\d\.\d+ · validation {number(validation[-1])} "
+        rf"\(best {number(run.best.value)}\) · \d+\.\d s",
+        repr(last),
+    )
+    html = last._repr_html_()
+    assert html.startswith('<div><progress value="1.000" max="1"')
+    assert repr(last) in html
+    notebook.shown.clear()
+    train(progress=False)
+    assert notebook.shown == []
+
+
+def test_a_shell_of_ipython_is_no_notebook(notebook, monkeypatch):
+    assert in_notebook()
+    del notebook.kernel
+    assert not in_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not in_notebook()
+
+
+def test_an_early_stop_is_announced_everywhere(capsys, tmp_path):
+    asked = {"patience": 2, "steps": 400, "validate_every": 5, "lr": 0.5, "out": tmp_path}
+    run = train(progress=True, **asked)
+    assert run.step < 400
+    (event,) = event_kinds.events(run.rows, event_kinds.STOPPED_EARLY)
+    assert run.step == run.best.step + 2 * 5
+    assert str(event) == (
+        f"Stopped early, after step {run.step} of 400: the validation elbo has not risen above "
+        f"{run.best.value:.4f}, its value at step {run.best.step}, in 2 validations (patience 2). "
+        f"The model has the weights of step {run.best.step}."
+    )
+    printed = capsys.readouterr().out.splitlines()
+    assert str(event) in printed
+    assert printed[-1].split()[0] == str(run.step)
+    assert run.ended == "stopped early (patience 2)"
+    assert repr(run).splitlines() == [
+        f"Run of {run.step} steps, seed 0, stopped early (patience 2)",
+        "  model   p(y) p(z|y) p(x|z), q(y|x) q(z|x, y)",
+        f"  best    validation elbo {run.best.value:.4f} at step {run.best.step}",
+        f"  folder  {tmp_path}",
+    ]
+    again = train(resume=True, **asked)  # there is nothing to do, and nothing new to say
+    assert again.rows == run.rows
+    assert Run.load(tmp_path).ended == run.ended
+    whole = train(patience=30)
+    assert whole.ended == "all steps taken"
+    assert event_kinds.events(whole.rows, event_kinds.STOPPED_EARLY) == []
 
 
 def test_of_several_processes_only_the_first_speaks(capsys, monkeypatch):

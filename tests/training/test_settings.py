@@ -210,7 +210,7 @@ def test_a_file_written_by_hand_may_name_a_schedule_alone(tmp_path):
 WRONG = {
     "unknown": (
         "stpes = 3\nlearning_rate = 1",
-        "has unknown settings: stpes, learning_rate. The settings are epochs, steps, batch, lr",
+        "has unknown settings: stpes, learning_rate. Did you mean 'steps'? The settings are epochs",
     ),
     "value": ("batch = 0", "batch is a whole number, 1 or more, got 0."),
     "both": ("epochs = 2\nsteps = 5", "Pass epochs= or steps=, not both."),
@@ -415,6 +415,6 @@ def test_a_short_recipe_leaves_the_models_usual_rate(tmp_path, monkeypatch, caps
         == 2
     )
     assert (
-        "run.toml has unknown settings: stpes. The settings are epochs, steps, batch"
+        "run.toml has unknown settings: stpes. Did you mean 'steps'? The settings are"
         in capsys.readouterr().err
     )

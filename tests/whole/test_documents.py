@@ -53,6 +53,9 @@ UNTRAINED = (
     'given={"rain"',
     "print(zoo[",
     "fit(smoothing, ",
+    "vae.cpu()",
+    "learning_rate=",
+    "draws.groups()",
 )
 
 
@@ -81,6 +84,9 @@ def smaller(code: str) -> str:
         "docs/series.md",
         "docs/series_models.md",
         "docs/long_sequences.md",
+        "docs/howto/devices.md",
+        "docs/howto/notebooks.md",
+        "docs/howto/terminal.md",
     ],
 )
 def test_every_block_runs_and_prints_what_the_page_shows(name):

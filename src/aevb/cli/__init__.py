@@ -31,14 +31,13 @@ from aevb.cli.options import in_its_words
 from aevb.runtime.contention import sharing_cores
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Latent variable models by auto-encoding variational Bayes: you declare p and q, and aevb "
     "derives the bound.",
     epilog="Start with: aevb train table.csv; or: aevb models; aevb train gmvae --data digits "
-    "--out run",
+    "--out run. aevb --install-completion completes names in your shell.",
 )
 
 

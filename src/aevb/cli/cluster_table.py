@@ -11,7 +11,7 @@ import typer
 
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
-from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
+from aevb.cli.options import Quiet, RunFolder, RunMissing, Seed, UnknownLevels, silent
 from aevb.cli.table_files import is_known, read_table_file, text
 from aevb.cli.table_text import paragraph, terminal_width
 
@@ -39,6 +39,7 @@ def cluster(
         ),
     ] = None,
     seed: Seed = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Assign each row of a table to a cluster, with the probability of every cluster.
 
@@ -51,7 +52,8 @@ def cluster(
     if clusters is not None and clusters < 1:
         raise ValueError(f"--clusters must be at least 1, got {clusters}.")
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
-    opened = _with_clusters(opened, clusters, seed)
+    with silent(quiet):
+        opened = _with_clusters(opened, clusters, seed)
     columns = columns_of(opened.table.clusters(opened.known, seed=seed))
     labels, sure = columns["cluster"], _most_probable(columns)
     doubtful = int((sure < 0.8).sum())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.completion import runs as runs_here
 from aevb.cli.missing_marks import only_numbers
 from aevb.cli.options import RunMissing, Seed, in_its_words, path
 
@@ -23,7 +24,8 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs. A folder of several seeds, or of a sweep, stands for its runs."
+            help="Folders of runs. A folder of several seeds, or of a sweep, stands for its runs.",
+            autocompletion=runs_here,
         ),
     ],
     data: Annotated[

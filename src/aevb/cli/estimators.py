@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from aevb.cli.data_argument import model_and_rows, which_rows
-from aevb.cli.options import Device, Missing, Prepare, RunData, Seed, Set, device_of, pairs, path
+from aevb.cli.options import (
+    Device,
+    Missing,
+    Prepare,
+    Quiet,
+    RunData,
+    Seed,
+    Set,
+    device_of,
+    pairs,
+    path,
+)
 from aevb.cli.units import units_note
 
 
@@ -66,6 +77,7 @@ def estimators(
     ] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Measure every valid estimator of a model's bound and recommend one.
 
@@ -87,13 +99,14 @@ def estimators(
     found, loaded = model_and_rows(model, data, prepare, seed, pairs("--set", set_), missing)
     requests = None if not how else [{}, *(pairs("--how", [one]) for one in how)]
     chosen = loaded.test or loaded.train
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=quiet)
     with console.status("") as status:
 
         def tell(what: str) -> None:
-            status.update(f"measuring {what}") if console.is_terminal else print(
-                f"measuring {what}", file=sys.stderr, flush=True
-            )
+            if console.is_terminal:
+                status.update(f"measuring {what}")
+            elif not quiet:
+                print(f"measuring {what}", file=sys.stderr, flush=True)
 
         laboratory = compare_estimators(
             found.to(device_of(device)),

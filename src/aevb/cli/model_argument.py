@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.seed_folders import seed_folders
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def resolve(
         return open_run(Path(text)) if is_run(text) else load(text)
     raise ValueError(
         f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder "
-        f"of a run or a saved model."
+        f"of a run or a saved model.{did_you_mean(text, zoo)}"
     )
 
 
@@ -113,6 +114,7 @@ def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]
             raise ValueError(
                 f"{name} has no argument {key!r}. Its arguments are "
                 f"{', '.join(map(argument, parameters.values())) or 'none'}."
+                f"{did_you_mean(key, parameters)}"
             )
     values = {key: value_of(text) for key, text in settings.items()}
     lists = {key for key in values if isinstance(parameters[key].default, tuple)}
@@ -155,7 +157,9 @@ def _from_file(path: Path, name: str) -> object:
 
         models = [key for key, value in vars(module).items() if isinstance(value, Model)]
         raise ValueError(
-            f"{path} has no {name!r}." + (f" Its models are {', '.join(models)}." if models else "")
+            f"{path} has no {name!r}."
+            + (f" Its models are {', '.join(models)}." if models else "")
+            + did_you_mean(name, models)
         )
     found: object = getattr(module, name)
     return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.completion import files
 from aevb.cli.data_argument import recipe_of
 from aevb.cli.missing_marks import marks_of
 from aevb.cli.model_argument import open_run
@@ -37,7 +38,10 @@ LISTED = 5  # rows of a preview
 
 File = Annotated[
     str | None,
-    typer.Argument(help="A table with the columns of the run's; by default the run's own file."),
+    typer.Argument(
+        help="A table with the columns of the run's; by default the run's own file.",
+        autocompletion=files,
+    ),
 ]
 Out = Annotated[
     Path | None,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from aevb.cli import completion
+from aevb.cli.completion import words
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import Schedule, parse_schedule
 from aevb.training.settings import Settings, default_of, documentation
 
@@ -29,7 +33,15 @@ FORMS: dict[
         "metavar": "[LATENT=]NUMBER",
         "help": "Write --free-bits 0.5, or --free-bits z=0.5; the latter may be repeated.",
     },
-    "schedule": {"metavar": "NAME[:NUMBERS]", "help": "Write e.g. --schedule alternate:1000,1000."},
+    "schedule": {
+        "metavar": "NAME[:NUMBERS]",
+        "help": "Write e.g. --schedule alternate:1000,1000.",
+        "autocompletion": words("joint", "alternate", "em", "mle"),
+    },
+    "bound": {"autocompletion": words("elbo", "iwae", "particles")},
+    "gradient": {"autocompletion": words("plain", "stl", "dreg", "score")},
+    "decay": {"autocompletion": words("cosine", "constant")},
+    "precision": {"autocompletion": words("float32", "bf16")},
     "seed": SEEDS,
 }
 ESTIMATOR = ("how", "bound", "samples", "gradient", "resample", "temperature")
@@ -95,11 +107,15 @@ ModelName = Annotated[
     str,
     typer.Argument(
         help="A name from `aevb models`; file.py:name (Python executes the file); or the folder of "
-        "a saved model or run."
+        "a saved model or run.",
+        autocompletion=completion.models,
     ),
 ]
 RunFolder = Annotated[
-    Path, typer.Argument(help="The folder of a run (`aevb train … --out FOLDER`).")
+    Path,
+    typer.Argument(
+        help="The folder of a run (`aevb train … --out FOLDER`).", autocompletion=completion.runs
+    ),
 ]
 Data = Annotated[
     str | None,
@@ -107,6 +123,7 @@ Data = Annotated[
         help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, "
         ".parquet or a folder of them, .npz, .npy).",
         rich_help_panel="Data",
+        autocompletion=completion.data,
     ),
 ]
 RunData = Annotated[
@@ -114,6 +131,7 @@ RunData = Annotated[
     typer.Option(
         help="Other data than the training data. They are prepared like the training data.",
         rich_help_panel="Data",
+        autocompletion=completion.data,
     ),
 ]
 Set = Annotated[
@@ -124,6 +142,7 @@ Set = Annotated[
         help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal. May be "
         "repeated.",
         rich_help_panel="Model",
+        autocompletion=completion.arguments,
     ),
 ]
 How = Annotated[list[str] | None, setting_option("how")]
@@ -139,6 +158,9 @@ Prepare = Annotated[
         "dequantise, scale, counts; binarise-fresh and dequantise-fresh draw again in each "
         "epoch. none: no change. Built-in images are prepared as the likelihood requires.",
         rich_help_panel="Data",
+        autocompletion=words(
+            "standardise", "threshold", "binarise", "dequantise", "scale", "counts", "none"
+        ),
     ),
 ]
 Missing = Annotated[
@@ -168,7 +190,10 @@ Without = Annotated[
     ),
 ]
 Validation = Annotated[
-    str | None, typer.Option(help="A file of held-out rows.", rich_help_panel="Data")
+    str | None,
+    typer.Option(
+        help="A file of held-out rows.", rich_help_panel="Data", autocompletion=completion.files
+    ),
 ]
 SplitSeed = Annotated[
     int,
@@ -178,7 +203,19 @@ SplitSeed = Annotated[
         **SEEDS,
     ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, mps, or auto (a GPU if there is one on which the model trains, "
+        "otherwise the CPU).",
+        autocompletion=words("auto", "cpu", "cuda", "mps"),
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print no progress: only the result, warnings and errors."),
+]
 RunMissing = Annotated[
     list[str] | None,
     typer.Option(
@@ -204,6 +241,20 @@ RunPrepare = Annotated[
         rich_help_panel="Data",
     ),
 ]
+
+
+@contextmanager
+def silent(quiet: bool) -> Iterator[None]:
+    """Discard what is printed inside the context if ``quiet``; warnings and errors still appear.
+
+    >>> with silent(True):
+    ...     print("progress")
+    """
+    with ExitStack() as closing:
+        if quiet:
+            nothing = closing.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            closing.enter_context(redirect_stdout(nothing))
+        yield
 
 
 def path(text: str) -> Path:
@@ -291,18 +342,29 @@ def check_evidence(name: str) -> None:
     if name not in METHODS:
         raise ValueError(
             f"Unknown --evidence {name}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+            f"{did_you_mean(name, METHODS)}"
         )
 
 
 def device_of(name: str) -> str:
-    """Return the torch device for ``--device``. Of several processes, each gets its own GPU."""
-    import torch
+    """Return the torch device for ``--device``. Of several processes, each gets its own GPU.
 
-    if name not in ("auto", "cpu") and not (name.startswith("cuda") and torch.cuda.is_available()):
-        raise ValueError(f"There is no device {name!r} here. Use --device cpu.")
-    if name in ("auto", "cuda"):
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    return name
+    "auto" is a CUDA device or the CPU: whether a model trains on MPS is found out by ``fit``.
+    """
+    from aevb.runtime.devices import cuda_count, device_named
+
+    if name == "auto":
+        name = "cuda" if cuda_count() else "cpu"
+    return str(device_named(name, argument="--device {}"))
+
+
+def fit_device(name: str) -> str:
+    """Check ``--device`` before anything is computed, and return it as ``fit(device=…)`` takes it.
+
+    >>> fit_device("auto")
+    'auto'
+    """
+    return name if name == "auto" else device_of(name)
 
 
 def in_its_words(error: BaseException | str) -> str:

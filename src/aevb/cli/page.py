@@ -8,12 +8,16 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import path, refuse_input
+from aevb.cli.completion import runs as runs_here
+from aevb.cli.options import Quiet, path, refuse_input
 
 
 def page(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs (`aevb train … --out FOLDER`).")
+        list[Path],
+        typer.Argument(
+            help="Folders of runs (`aevb train … --out FOLDER`).", autocompletion=runs_here
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -29,6 +33,7 @@ def page(
     rows: Annotated[
         int, typer.Option(min=1, help="Largest number of rows on the map.", rich_help_panel="Data")
     ] = 1_000_000,
+    quiet: Quiet = False,
 ) -> None:
     """Write one HTML file to look at runs: it opens offline, and can be mailed.
 
@@ -56,8 +61,10 @@ def page(
         refuse_input(out, data)
     names = distinct(folders) if len(folders) > 1 else {}
 
+    shows = sys.stderr.isatty() and not quiet
+
     def tell(text: str) -> None:
-        if sys.stderr.isatty():
+        if shows:
             print(f"\r\x1b[2K{text} …", end="", file=sys.stderr, flush=True)
 
     opened, parts = [], []
@@ -70,7 +77,7 @@ def page(
         )
     comparison = comparison_of(opened, data) if len(opened) > 1 else None
     write_page(document(parts, comparison), out)
-    if sys.stderr.isatty():
+    if shows:
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     for part in parts:
         for problem in part["problems"]:

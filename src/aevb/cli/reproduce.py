@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.options import Device, device_of, path
+from aevb.cli.options import Device, Quiet, device_of, path
+from aevb.runtime.suggestions import did_you_mean
 
 
 def reproduce(
@@ -47,6 +48,7 @@ def reproduce(
             "--report-only", help="Build the report from existing results, without training."
         ),
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train the tutorial's five models, run all experiments, and write one report.
 
@@ -66,7 +68,7 @@ def reproduce(
         if section not in experiments.SECTIONS:
             raise ValueError(
                 f"There is no section {section!r}. Choose {', '.join(experiments.SECTIONS)}, or "
-                f"all."
+                f"all.{did_you_mean(section, (*experiments.SECTIONS, 'all'))}"
             )
     if data not in ("digits", "mnist"):
         raise ValueError(f"The experiments use digits or mnist, not {data!r}. Use --data digits.")
@@ -79,16 +81,18 @@ def reproduce(
         at_once = jobs or (
             8 if lab.device.startswith("cuda") else max(1, min(4, os.cpu_count() or 1))
         )
-        print(f"{count} experiments on {data}, {at_once} at a time, into {out}")
+        if not quiet:
+            print(f"{count} experiments on {data}, {at_once} at a time, into {out}")
         for number, (name, seconds, why) in enumerate(
             experiments.run(lab, chosen, jobs=at_once), 1
         ):
             state = "failed" if why else "done before" if seconds is None else f"{seconds:.1f} s"
-            print(
-                f"{number:>3} of {count}  {name:<22} {state:>12}   "
-                f"{time.perf_counter() - began:6.0f} s in all",
-                flush=True,
-            )
+            if not quiet:
+                print(
+                    f"{number:>3} of {count}  {name:<22} {state:>12}   "
+                    f"{time.perf_counter() - began:6.0f} s in all",
+                    flush=True,
+                )
             if why:
                 failed.append(name)
                 print(why, file=sys.stderr)

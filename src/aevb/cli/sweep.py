@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.completion import arguments, tables_and_models, words
 from aevb.cli.missing_marks import marks_of, only_numbers
 from aevb.cli.options import (
     Data,
@@ -19,6 +20,7 @@ from aevb.cli.options import (
     Kind,
     Missing,
     Prepare,
+    Quiet,
     SplitSeed,
     Validation,
     Without,
@@ -28,6 +30,7 @@ from aevb.cli.options import (
     given_settings,
     in_its_words,
     path,
+    silent,
     takes_settings,
 )
 from aevb.cli.sweep_table import ModelOfTable, model_of
@@ -133,6 +136,7 @@ def sweep(
             metavar="TABLE|MODEL",
             help="A table (.csv, .tsv, .txt, .parquet); or a model with --data: a name from `aevb "
             "models`, or file.py:name (Python executes the file).",
+            autocompletion=tables_and_models,
         ),
     ],
     out: Annotated[
@@ -148,6 +152,7 @@ def sweep(
             help="Values of an argument of the model: components=2..12 (whole numbers), "
             "latent=2,4,8 (a list). May be repeated; all combinations are trained.",
             rich_help_panel="Model",
+            autocompletion=arguments,
         ),
     ] = None,
     model_: Annotated[
@@ -158,6 +163,7 @@ def sweep(
             "(latent, hidden) or gmvae (components, latent, hidden). By default components means "
             "a mixture, latent means factors, and both mean gmvae.",
             rich_help_panel="Table",
+            autocompletion=words("mixture", "factors", "vae", "gmvae"),
         ),
     ] = None,
     kind: Kind = None,
@@ -199,6 +205,7 @@ def sweep(
             help="Refuse to begin a new sweep. One that is in --out goes on without this, too.",
         ),
     ] = False,
+    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Train a model with every combination of arguments, and rank the runs by held-out log p(x).
@@ -246,7 +253,8 @@ def sweep(
         )
         # Several seeds are starts of their own, so that they differ.
         builder = ModelOfTable(model, options, 1 if seeds > 1 else None, device)
-        print(f"{builder.described()}\n")
+        with silent(quiet):
+            print(f"{builder.described()}\n")
     else:
         refuse_table_options(model, model_, kind, without)
         if data is None:
@@ -279,7 +287,8 @@ def sweep(
         {"options": named, "settings": {name: recorded[name] for name in given}},
     )
     with plan.opened() as rows:
-        failed = _carry_out(plan, jobs)
+        with silent(quiet):
+            failed = _carry_out(plan, jobs)
         found, comparison = ranked(plan, rows)
         write_table(out / "table.csv", found, comparison)
         sweep_picture(found, comparison, grid, out / "sweep.png")
@@ -287,7 +296,8 @@ def sweep(
     for name, reason in failed.items():
         print(f"Failed: {name}: {in_its_words(reason)}")
     print(f"The table is in {out / 'table.csv'}, the picture in {out / 'sweep.png'}.")
-    print(f"Next: aevb evaluate {shlex.quote(str(found[0].folder))}")
+    if not quiet:
+        print(f"Next: aevb evaluate {shlex.quote(str(found[0].folder))}")
     if failed:
         raise typer.Exit(1)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aevb.cli.model_argument import value_of
+from aevb.runtime.suggestions import did_you_mean
 
 DENSITY = "density"  # the default: several mixtures, joined
 # Arguments of --set for each model, with their defaults. None means that BIC chooses.
@@ -33,12 +34,16 @@ def read_arguments(model: str | None, given: Mapping[str, str]) -> tuple[str, di
         model = "mixture"
     model = model or DENSITY
     if model not in ARGUMENTS:
-        raise ValueError(f"Unknown --model {model}. Choose one of {', '.join(ARGUMENTS)}.")
+        raise ValueError(
+            f"Unknown --model {model}. Choose one of {', '.join(ARGUMENTS)}."
+            f"{did_you_mean(model, ARGUMENTS)}"
+        )
     known = ARGUMENTS[model]
     for name in given:
         if name not in known:
             raise ValueError(
                 f"--model {model} has no argument {name!r}. Its arguments are {', '.join(known)}."
+                f"{did_you_mean(name, known)}"
                 if known
                 else f"--model {model} takes no --set. Leave it out, or choose another model."
             )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aevb.cli.completion import tables_and_models, words
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.missing_marks import marks_of, only_numbers
 from aevb.cli.model_argument import is_run, resolve
@@ -26,12 +27,13 @@ from aevb.cli.options import (
     Kind,
     Missing,
     Prepare,
+    Quiet,
     Set,
     SplitSeed,
     Validation,
     Without,
     check_resume,
-    device_of,
+    fit_device,
     given_settings,
     in_its_words,
     pairs,
@@ -62,6 +64,7 @@ def train(
             help="A table (.csv, .tsv, .txt, .parquet); or a model with --data: a name from `aevb "
             "models`, file.py:name (Python executes the file), or the folder of a saved model or "
             "run.",
+            autocompletion=tables_and_models,
         ),
     ],
     out: Annotated[
@@ -82,6 +85,7 @@ def train(
             "(--set components=3 covariance=full, by default chosen by BIC), factors (--set "
             "latent=2), vae (latent, hidden) or gmvae (components, latent, hidden).",
             rich_help_panel="Table",
+            autocompletion=words("density", "mixture", "factors", "vae", "gmvae"),
         ),
     ] = None,
     kind: Kind = None,
@@ -131,6 +135,7 @@ def train(
             "print its address.",
         ),
     ] = False,
+    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Train a model on a table or on other data, and write the run into a folder.
@@ -200,9 +205,11 @@ def train(
             tensorboard=tensorboard,
             resume=resume,
             serve=serve,
+            quiet=quiet,
         )
         return
     refuse_table_options(model, model_, kind, without)
+    target = fit_device(device)
     if out is None:
         resolve(model, settings=pairs("--set", set_))  # a wrong name is the first thing to say
         raise ValueError("Say where to write the run, e.g. --out run.")
@@ -234,7 +241,6 @@ def train(
         )
     markers = only_numbers(missing)
     found = resolve(model, data, pairs("--set", set_), markers)
-    found = found.to(device_of(device))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
     with _offering_tables(data):
@@ -258,7 +264,7 @@ def train(
         if name in given
     }
     known = known_rows(found, loaded.train.data)
-    if speaks:
+    if speaks and not quiet:
         everywhere = {name for name, count in known.items() if count == _count(loaded.train)}
         partial = known.keys() - everywhere
         print(f"{found}\n\n{found.explain(**choices, clamped=everywhere, partial=partial)}\n")
@@ -284,7 +290,8 @@ def train(
     files: dict[str, Any] = {
         "out": out,
         "resume": resume,
-        "progress": True,
+        "device": target,
+        "progress": not quiet,
         "tensorboard": tensorboard,
     }
     check = loaded.test.data if loaded.test else None
@@ -305,23 +312,24 @@ def train(
                 print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(130) from None
         if speaks:
-            _report(made if isinstance(made, list) else [made], places, out)
+            _report(made if isinstance(made, list) else [made], places, out, quiet=quiet)
 
 
-def _report(runs: list[Run], places: list[Path], out: Path) -> None:
+def _report(runs: list[Run], places: list[Path], out: Path, *, quiet: bool) -> None:
     """Draw the curves of the runs, and print where they are and what to do next."""
     for run, place in zip(runs, places, strict=True):
         run.plot(place / "curves.png")
     first = runs[0]
+    apart = "" if quiet else "\n"
     if places == [out]:
         print(
-            f"\n{first.step} steps in {first.seconds:.1f} s. The run is in {out}: curves.png, "
-            f"metrics.jsonl, checkpoints."
+            f"{apart}{first.step} steps in {first.seconds:.1f} s{_early(first)}. The run is in "
+            f"{out}: curves.png, metrics.jsonl, checkpoints."
         )
     else:
         print(
-            f"\n{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in {out}, "
-            f"each with curves.png, metrics.jsonl, checkpoints:"
+            f"{apart}{len(runs)} runs in {max(run.seconds for run in runs):.1f} s. They are in "
+            f"{out}, each with curves.png, metrics.jsonl, checkpoints:"
         )
         objective = "objective " if first.settings.judge == OBJECTIVE else ""
         for run, place in zip(runs, places, strict=True):
@@ -330,18 +338,23 @@ def _report(runs: list[Run], places: list[Path], out: Path) -> None:
                 if run.best
                 else ""
             )
-            print(f"  {place.name}: {run.step} steps{judged}")
+            print(f"  {place.name}: {run.step} steps{_early(run)}{judged}")
         out = max(
             zip(runs, places, strict=True),
             key=lambda pair: pair[0].best.value if pair[0].best else 0.0,
         )[1]
-    print(
-        "Next: "
-        + "; ".join(
-            f"aevb {command} {shlex.quote(str(out))}"
-            for command in ("evaluate", "doctor", "sample")
+    if not quiet:
+        print(
+            "Next: "
+            + "; ".join(
+                f"aevb {command} {shlex.quote(str(out))}"
+                for command in ("evaluate", "doctor", "sample")
+            )
         )
-    )
+
+
+def _early(run: Run) -> str:
+    return f", {run.ended}" if run.ended.startswith("stopped early") else ""
 
 
 def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: int | None) -> None:

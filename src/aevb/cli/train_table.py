@@ -16,11 +16,12 @@ import typer
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
-from aevb.cli.options import check_resume, device_of, in_its_words
+from aevb.cli.options import check_resume, fit_device, in_its_words, silent
 from aevb.cli.serve import page_beside
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import DENSITY, read_arguments
 from aevb.cli.table_text import paragraph, schema_text
+from aevb.runtime.suggestions import did_you_mean, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,8 +106,12 @@ def train_table(
     tensorboard: bool,
     resume: bool,
     serve: bool,
+    quiet: bool = False,
 ) -> None:
-    """Train a model of a table and write the run; ``serve``: show it in the browser meanwhile."""
+    """Train a model of a table and write the run.
+
+    ``serve`` shows it in the browser meanwhile, and ``quiet`` prints the result only.
+    """
     from aevb.data.large_tables import in_memory
     from aevb.evidence.exact import why_not_exact
     from aevb.tables.selection import STARTS
@@ -121,6 +126,7 @@ def train_table(
         raise ValueError("Use --hold-out or --validation, not both.")
     if name == DENSITY:
         _refuse_settings(settings, device, resume=resume, tensorboard=tensorboard)
+    target = "cpu" if name == DENSITY else fit_device(device)
     if resume:
         check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
@@ -148,12 +154,14 @@ def train_table(
             f"{'held out' if options.hold_out else 'of ' + str(options.validation)}.",
             "",
         ]
-    print("\n".join(notes))
+    tell = _nothing if quiet else print
+    tell("\n".join(notes))
     if name == DENSITY:
         with page_beside([out], wanted=serve):
-            _train_density(schema, train, check, out, recipe, settings, notes)
+            _train_density(schema, train, check, out, recipe, settings, notes, quiet=quiet)
         return
-    model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
+    with silent(quiet):
+        model, told = _model(schema, train, name, arguments, out, settings, resume=resume)
     notes += told
     networks = why_not_exact(model) is not None
     shown = in_memory(train).num_rows * len(schema.used) > LARGE
@@ -161,18 +169,19 @@ def train_table(
         train = train.few() if networks else train
         rows = "all rows" if networks else f"{train.sample.num_rows:,} random rows"
         notes.append(f"It is fitted to {rows}.")
-        print(notes[-1])
+        tell(notes[-1])
     with page_beside([out], wanted=serve):
         try:
             fitted = schema.fit(
-                model.to(device_of(device)),
+                model,
                 train,
                 validation=check,
                 out=out,
                 resume=resume,
+                device=target,
                 starts=STARTS if name == "mixture" and None in arguments.values() else None,
                 hide=HIDE if networks else 0.0,
-                progress=None if networks or shown else False,
+                progress=None if (networks or shown) and not quiet else False,
                 tensorboard=tensorboard,
                 recipe=recipe,
                 **settings,
@@ -185,7 +194,22 @@ def train_table(
         run.plot(out / "curves.png")
         result = _result(fitted, train, check, f"{run.seconds:.1f} s ({run.step} steps)")
         _write_notes(out, fitted, [*notes, *result])
-        print("\n".join(["", *result, "", *_next(fitted, out)]))
+        _print_result(result, fitted, out, quiet=quiet)
+
+
+def _nothing(text: str) -> None:
+    """Print nothing, instead of a text."""
+
+
+def _print_result(result: Sequence[str], fitted: TableModel, out: Path, *, quiet: bool) -> None:
+    """Print how well the model fits, where it is, and what to do next."""
+    run = fitted.run
+    early = run.ended if run is not None and run.ended.startswith("stopped early") else ""
+    lines = [*result, *([f"The run has {early}."] if early else [])]
+    if quiet:
+        print("\n".join([*lines, f"The run is in {out}."]))
+    else:
+        print("\n".join(["", *lines, "", *_next(fitted, out)]))
 
 
 def _train_density(
@@ -196,6 +220,8 @@ def _train_density(
     recipe: Recipe,
     settings: Mapping[str, Any],
     notes: list[str],
+    *,
+    quiet: bool,
 ) -> None:
     """Fit the default density of a table, and write it with its schema and recipe."""
     from aevb.data.large_tables import in_memory
@@ -208,13 +234,14 @@ def _train_density(
     rows = most_rows(schema.encode(in_memory(train)))
     some = f", fitted to {rows:,} random rows" if train.num_rows > rows else ""
     told = [paragraph(f"Model: density of {_parts(fitted)}{some}.")]
-    print("\n".join(told))
+    if not quiet:
+        print("\n".join(told))
     result = _result(fitted, train, check, f"{seconds:.1f} s")
     with whole_folder(out) as place:
         fitted.save(place)
         replace(place / "data.json", recipe.text())
         _write_notes(place, fitted, [*notes, *told, *result])
-    print("\n".join(["", *result, "", *_next(fitted, out)]))
+    _print_result(result, fitted, out, quiet=quiet)
 
 
 def _parts(fitted: TableModel) -> str:
@@ -305,13 +332,10 @@ def _listed_names(items: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _check_column(option: str, name: str, names: Sequence[str]) -> None:
     if name not in names:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, names, 1)
-        shown = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+        near = did_you_mean(name, names)
         raise ValueError(
             f"{option} names the column {name!r}, which the table does not have."
-            + (f" Did you mean {near[0]!r}?" if near else f" Its columns are {shown}.")
+            + (near or f" Its columns are {listed(names)}.")
         )
 
 

@@ -29,6 +29,7 @@ from aevb.cli.missing_marks import only_numbers
 from aevb.cli.model_argument import open_run
 from aevb.cli.open_table import File, is_table_run, refuse_options, refuse_without_table
 from aevb.cli.options import (
+    Quiet,
     RunData,
     RunFolder,
     RunMissing,
@@ -78,6 +79,7 @@ def evaluate(
         ),
     ] = None,
     seed: Seed = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Print the bound, its terms and log p(x) in nats per example.
 
@@ -154,7 +156,7 @@ def evaluate(
         )
     sampled = not reasons and any(error for _, error in values.values())
     if evidence:
-        sampled |= _print_evidence(model, source, evidence, seed, units) != "exact"
+        sampled |= _print_evidence(model, source, evidence, seed, units, quiet=quiet) != "exact"
     if sampled:
         print(
             "  ± is the sampling error: the standard error of the estimate for these rows, not "
@@ -202,7 +204,9 @@ def _log_p(model: Model, data: Mapping[str, Any]) -> str:
     return f"log p({', '.join([*model.graph.observed, *known])})"
 
 
-def _print_evidence(model: Model, source: Source, method: str, seed: int, units: Units) -> str:
+def _print_evidence(
+    model: Model, source: Source, method: str, seed: int, units: Units, *, quiet: bool
+) -> str:
     """Print log p(x) with its diagnostics and return the method that estimated it.
 
     Importance sampling also prints the bound for a rising number of samples.
@@ -212,7 +216,7 @@ def _print_evidence(model: Model, source: Source, method: str, seed: int, units:
     from aevb.evidence import curve, log_evidence
 
     batch = source.take(torch.arange(source.n))
-    if method in ("ais", "particles") and sys.stderr.isatty():
+    if method in ("ais", "particles") and sys.stderr.isatty() and not quiet:
         print(
             f"  {method}: this takes many passes through the model for each of {source.n} rows …",
             file=sys.stderr,

@@ -97,7 +97,7 @@ def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> l
             continue
         some = raw[np.linspace(0, len(raw) - 1, min(LOOK, len(raw))).astype(int)]
         columns = (
-            some.detach().double().cpu().numpy()
+            some.detach().cpu().double().numpy()
             if isinstance(some, Tensor)
             else np.asarray(unmasked(some))
         )

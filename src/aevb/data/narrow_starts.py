@@ -54,11 +54,12 @@ def _note(data: str, largest: float, entries: list[tuple[Entry, float]]) -> str:
 
 
 def _largest(graph: Graph, name: str, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the largest known |value| of each column."""
+    """Return the largest known |value| of each column, on the CPU, where the fixed weights are."""
     known = torch.ones((), dtype=torch.bool)
     for mask in masks_of(rows, name, timed=graph.timed[name]):
         known = known & mask
-    return torch.where(known, rows[name].double().abs(), 0.0).flatten(0, 1).amax(0)
+    values = rows[name].cpu().double()
+    return torch.where(known.cpu(), values.abs(), 0.0).flatten(0, 1).amax(0)
 
 
 def _tied(graph: Graph, entry: Entry, size: Tensor) -> dict[str, Tensor]:

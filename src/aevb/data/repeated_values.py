@@ -20,6 +20,7 @@ from aevb.declare.networks import mlp
 from aevb.estimate.batch import FamilyError
 from aevb.estimate.keys import mask_of, masks_of
 from aevb.estimate.places import INDICES, Places
+from aevb.runtime.devices import wide
 
 FEW = 10  # a column with at most this many distinct values has few values,
 REPEATS = 20  # and so has one with more, if each value occurs this often on average
@@ -186,7 +187,7 @@ def note_numbering(
             or batch[name].shape[1] < NUMBERED
         ):
             continue
-        value = batch[name][0].double()
+        value = wide(batch[name][0])
         between = value.diff(dim=0)
         step = between.abs().amin(0)
         times = between / step

@@ -16,6 +16,7 @@ from aevb.declare.evaluation_order import Stage, schedule
 from aevb.declare.families import Exact
 from aevb.declare.networks import Shape
 from aevb.declare.notation import At, Key, Ref, parse_key
+from aevb.runtime.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -158,9 +159,11 @@ class Graph:
                 if ref.name in self.p or ref.name in self.given:
                     continue
                 if ref.name not in self.q:
+                    declared = {*self.p, *self.q, *self.given} - {entry.key.name}
                     raise ValueError(
                         f"{entry.where}, but {ref.name!r} is declared nowhere. Add it to p, or "
                         f'give its size: given={{"{ref.name}": 10}}.'
+                        f"{did_you_mean(ref.name, sorted(declared))}"
                     )
                 if entry.side == "p":
                     raise ValueError(
@@ -171,13 +174,13 @@ class Graph:
             if name not in read:
                 raise ValueError(
                     f"given names {name!r}, but nothing reads it. Drop it, or name it right of a "
-                    f"bar."
+                    f"bar.{did_you_mean(name, sorted(read - self.given.keys()))}"
                 )
         for name in self.q:
             if name not in self.p and not self.is_deterministic(name):
                 raise ValueError(
                     f"q draws {name!r}, but p has no factor for it. Add one to p, or make it "
-                    f"Deterministic."
+                    f"Deterministic.{did_you_mean(name, self.p)}"
                 )
             if name in self.p and self.is_deterministic(name):
                 raise ValueError(

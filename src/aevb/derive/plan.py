@@ -27,6 +27,7 @@ from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
 from aevb.derive.filtering import why_not_filtered
 from aevb.derive.noise_names import RESAMPLING, dropout_name
+from aevb.runtime.suggestions import did_you_mean
 
 Layout = dict[str, tuple[NoiseKind, tuple[int, ...]]]  # noise by name: its kind and its shape
 BOUNDS = ("elbo", "iwae", "particles")
@@ -315,9 +316,15 @@ def derive(
     """
     how = dict(how or {})
     if bound not in BOUNDS:
-        raise ValueError(f"Unknown bound {bound!r}. Choose one of {', '.join(BOUNDS)}.")
+        raise ValueError(
+            f"Unknown bound {bound!r}. Choose one of {', '.join(BOUNDS)}."
+            f"{did_you_mean(bound, BOUNDS)}"
+        )
     if gradient not in GRADIENTS:
-        raise ValueError(f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}.")
+        raise ValueError(
+            f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}."
+            f"{did_you_mean(gradient, GRADIENTS)}"
+        )
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples is a positive whole number, got {samples!r}.")
     threshold = _threshold(bound, gradient, resample)
@@ -329,7 +336,7 @@ def derive(
         if name not in graph.latents and not (name in graph.observed and graph.is_read_by_p(name)):
             raise ValueError(
                 f"how names {name!r}, which is not a latent. The latents are "
-                f"{', '.join(graph.latents)}."
+                f"{', '.join(graph.latents)}.{did_you_mean(name, graph.latents)}"
             )
     if bound == "particles" and (asked := completed & how.keys()):
         raise ValueError(
@@ -418,7 +425,7 @@ def _words(name: str, text: str) -> tuple[Draw | None, Term | None]:
         else:
             raise ValueError(
                 f"how={{{name!r}: {text!r}}}: unknown word {word!r}. Draws: {', '.join(DRAWS)}. "
-                f"Terms: {', '.join(TERMS)}."
+                f"Terms: {', '.join(TERMS)}.{did_you_mean(word, (*DRAWS, *TERMS))}"
             )
     return draw, term
 

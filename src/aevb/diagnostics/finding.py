@@ -94,6 +94,8 @@ class Diagnosis:
         head = f"{self.rows} rows examined: {', '.join(parts) or 'nothing is wrong'}."
         return "\n".join([head, *map(str, self.findings)])
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         from aevb.notebook import cards
 

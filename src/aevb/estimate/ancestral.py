@@ -17,6 +17,7 @@ from aevb.estimate.batch import Batch, are_labels, numbers, prepare, public
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.suggestions import did_you_mean
 
 
 def sample(
@@ -75,6 +76,7 @@ def fixed_values(model: DeclaredModel, n: int, steps: int, fixed: Mapping[str, A
             raise ValueError(
                 f"{name!r} is not a variable that can be fixed; those are "
                 f"{', '.join((*graph.stochastic, *graph.given))}."
+                f"{did_you_mean(name, (*graph.stochastic, *graph.given))}"
             )
         tensor = numbers(name, value)
         time = (steps,) if graph.timed[name] else ()

@@ -8,7 +8,6 @@ it exists only for ragged sequences. The examples are always on axis −2.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from aevb.declare.networks import table
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, variable_of
 from aevb.estimate.places import INDICES, Places
 from aevb.runtime.checked_files import check_mapped
+from aevb.runtime.suggestions import did_you_mean
 
 Batch = dict[str, Tensor]
 
@@ -62,23 +62,9 @@ def prepare(
                 if name in graph.deterministic
                 else f"not a variable of this model ({', '.join(known)})"
             )
-            similar = next(
-                (
-                    other
-                    for other in known
-                    if other.lower() == str(name).lower() and other not in data
-                ),
-                None,
-            )
-            similar = similar or next(
-                iter(
-                    get_close_matches(str(name), [other for other in known if other not in data], 1)
-                ),
-                None,
-            )
+            similar = did_you_mean(name, [other for other in known if other not in data])
             raise ValueError(
-                f"The data have {name!r}, which is {what}. "
-                + (f"Did you mean {similar!r}?" if similar else "Leave it out.")
+                f"The data have {name!r}, which is {what}.{similar or ' Leave it out.'}"
             )
     for name in need:
         if data.get(name) is None:

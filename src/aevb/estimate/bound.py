@@ -40,6 +40,27 @@ class Bound:
     log_weights: Tensor | None = None
     weighted: Tensor | None = None
 
+    def __repr__(self) -> str:
+        """Return the means over the examples; the fields have the number of each.
+
+        >>> import torch
+        >>> Bound(torch.tensor([-3.0, -2.0]), {"x": torch.zeros(2), "kl(z)": torch.ones(2) * 2.5})
+        Bound of 2 examples, mean -2.5000 nats: x 0.0000, kl(z) 2.5000
+        """
+        n = len(self.value)
+        mean = float(self.value.detach().double().mean())
+        parts = [
+            f"{name} {float(term.detach().double().mean()):.4f}"
+            for name, term in self.terms.items()
+        ]
+        rows = f"{n} example{'s' * (n != 1)}, mean" if n != 1 else "1 example,"
+        return f"Bound of {rows} {mean:.4f} nats" + (": " if parts else "") + ", ".join(parts)
+
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.bound_card(self)
+
     @property
     def objective(self) -> Tensor:
         """What to maximise: the bound, with the weights and free bits of its KL terms if given.

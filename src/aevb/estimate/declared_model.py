@@ -19,6 +19,7 @@ from aevb.derive.explain import describe
 from aevb.derive.plan import Plan, derive
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch, prepare
+from aevb.runtime.devices import device_named
 from aevb.runtime.evaluation_mode import drops_units, evaluating
 from aevb.runtime.seeding import seeded
 
@@ -111,16 +112,9 @@ class DeclaredModel(nn.Module):
 
         Raise ValueError if there is no such GPU.
         """
-        wanted = [
-            str(value)
-            for value in (*args[:1], kwargs.get("device"))
-            if isinstance(value, str | torch.device)
-        ]
-        if any(name.startswith("cuda") for name in wanted) and not torch.cuda.is_available():
-            raise ValueError(
-                f'There is no GPU here for .to("{wanted[0]}"): torch finds no CUDA device. Stay '
-                f"on the CPU, or install a torch with CUDA."
-            )
+        for value in (*args[:1], kwargs.get("device")):
+            if isinstance(value, str | torch.device) and str(value).startswith(("cuda", "mps")):
+                device_named(value, argument=".to({!r})")
         return super().to(*args, **kwargs)
 
     def cuda(self, device: int | torch.device | None = None) -> Self:

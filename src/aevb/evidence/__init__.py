@@ -18,6 +18,7 @@ from aevb.evidence.methods import advised
 from aevb.evidence.particles import Particles, filtered
 from aevb.evidence.result import Evidence
 from aevb.evidence.sampling import Memory, importance, naive
+from aevb.runtime.suggestions import did_you_mean
 
 __all__ = [
     "AIS",
@@ -77,6 +78,7 @@ def unnoted_evidence(
     if not isinstance(method, AIS | Particles) and method not in METHODS:
         raise ValueError(
             f"Unknown method {method!r}. Choose {', '.join(METHODS[:-1])} or {METHODS[-1]}."
+            f"{did_you_mean(method, METHODS)}"
         )
     gaps = completed(model.graph, batch)
     if gaps and (method == "ais" or isinstance(method, AIS)):

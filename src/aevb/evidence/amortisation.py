@@ -110,6 +110,8 @@ class Gap:
             ]
         )
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         from aevb.notebook import cards
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aevb.estimate.keys import real_steps
 from aevb.posterior.amortised import Posterior
+from aevb.runtime.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from aevb.data.sequence_index import SequenceIndex
@@ -88,6 +89,7 @@ class Beliefs:
             if name not in self.mean:
                 raise ValueError(
                     f"{name!r} is not an unknown latent; those are {', '.join(self.mean)}."
+                    f"{did_you_mean(name, self.mean)}"
                 )
             raise ValueError(
                 f"Beliefs by particles have no distribution for {name!r}. Use .mean[{name!r}], "
@@ -116,6 +118,11 @@ class Beliefs:
         if n > SHOWN:
             lines.append(f"  … and {n - SHOWN} more rows")
         return "\n".join([*lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.beliefs_card(self)
 
     def _at(self, name: str, place: tuple[int, ...], step: str) -> str:
         if name in self.probs:

@@ -237,6 +237,11 @@ class Forecast:
             lines.append(f"  … and {n - SHOWN} more rows")
         return "\n".join([*lines, *self.notes])
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.forecast_card(self)
+
     def _how(self) -> str:
         draws = f"{self.samples} draws"
         if self.method != "exact":

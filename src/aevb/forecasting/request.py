@@ -18,6 +18,7 @@ from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import STEPS, is_mask, mask_of, real_steps
 from aevb.evidence.forward_pass import why_not_forward
 from aevb.evidence.memory_limit import narrow
+from aevb.runtime.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,10 @@ def _given(past: Past, given: Mapping[str, Any] | None) -> Batch:
                 if name in graph.given
                 else f"{name!r} is not a given variable in time"
             )
-            raise ValueError(f"given= holds the future of given variables, but {what}.{known}")
+            near = "" if name in graph.given else did_you_mean(name, timed)
+            raise ValueError(
+                f"given= holds the future of given variables, but {what}.{known}{near}"
+            )
     n = len(past.lengths)
     for name in timed:
         if name not in given and graph.is_read_by_p(name):

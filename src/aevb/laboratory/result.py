@@ -162,6 +162,8 @@ class Laboratory:
         lines = (line.rstrip() for line in captured.get().splitlines())
         return "\n".join((*lines, "", self.advice))
 
+    __repr__ = __str__
+
     def table(self) -> Table:
         """Return the table, one line per way.
 

@@ -203,7 +203,7 @@ def model_card(model: Declared) -> Markup:
     body += Markup('<div class="side">{}</div><p class="quiet">{}</p>').format(
         figures, parts["caption"]
     )
-    body += _table(
+    body += table(
         ("", "", ".size", ".parameters", ""),
         [
             (one["side"], one["key"], one["size"], f"{one['parameters']:,}", one["spec"])
@@ -214,7 +214,7 @@ def model_card(model: Declared) -> Markup:
     body += Markup("<h5>{}</h5><p>{}</p>").format(
         parts["estimator"]["heading"], Markup(parts["estimator"]["html"])
     )
-    body += _table(
+    body += table(
         ("latent", "draw", "reason", "term", "reason"),
         [
             (one["name"], one["draw"], one["why_draw"], one["term"], one["why_term"])
@@ -241,6 +241,9 @@ class Trained(Protocol):
 
     @property
     def best(self) -> Any: ...
+
+    @property
+    def ended(self) -> str: ...
 
     @property
     def history(self) -> Mapping[str, np.ndarray]: ...
@@ -271,12 +274,13 @@ def run_card(run: Trained, *metrics: Metric) -> str:
         if run.best is not None:
             rows.append(("best validation", f"{number(run.best.value)} at step {run.best.step:,}"))
         rows += [
+            ("end", run.ended),
             ("time", duration(run.seconds)),
             ("seed", str(run.settings.seed)),
             ("folder", "not saved" if run.out is None else str(run.out)),
         ]
         body = Markup('<div class="side">{}{}</div>').format(
-            _table(("", ""), rows), sparkline(lines)
+            table(("", ""), rows), sparkline(lines)
         )
         if hasattr(run, "page"):
             body += Markup('<p class="quiet"><code>run.page()</code> shows the whole run.</p>')
@@ -298,7 +302,7 @@ def evidence_card(evidence: Any) -> Markup:
         body += Markup(
             "<figure>{}<figcaption>log p of the {} examples</figcaption></figure>"
         ).format(histogram(values), f"{len(values):,}")
-    return body + _notes(evidence.notes)
+    return body + notes(evidence.notes)
 
 
 @or_text
@@ -317,9 +321,7 @@ def gap_card(gap: Any) -> Markup:
         mean = float(getattr(gap, name).mean())
         rows.append((label, number(mean), f"± {error:.4f}" if error else "", remark))
     head = Markup("<h4>Mean over {} example{}, in nats; ± is the sampling error</h4>")
-    return (
-        head.format(f"{n:,}", "s" * (n > 1)) + _table(("", ".", ".", ""), rows) + _notes(gap.notes)
-    )
+    return head.format(f"{n:,}", "s" * (n > 1)) + table(("", ".", ".", ""), rows) + notes(gap.notes)
 
 
 @or_text
@@ -351,8 +353,8 @@ def check_card(check: Any) -> Markup:
         rows.append(
             (
                 found.label,
-                _short(found.observed),
-                f"{_short(low)} … {_short(high)}",
+                short(found.observed),
+                f"{short(low)} … {short(high)}",
                 f"{found.p:.3f}",
                 Markup('<span class="problem">not reproduced</span>') if found in strange else "",
             )
@@ -360,8 +362,8 @@ def check_card(check: Any) -> Markup:
     more = len(columns) - 20
     return (
         Markup("<h4>{}</h4>").format(str(check).partition("\n")[0])
-        + _table(("", ".data", ".replicates, 90 %", ".p", ""), rows)
-        + _notes([f"and {more} more columns"] if more > 0 else [])
+        + table(("", ".data", ".replicates, 90 %", ".p", ""), rows)
+        + notes([f"and {more} more columns"] if more > 0 else [])
     )
 
 
@@ -372,13 +374,13 @@ def comparison_card(comparison: Any) -> Markup:
     left = ("", "model")
     return (
         Markup("<h4>{}</h4>").format(comparison.title())
-        + _table(
+        + table(
             [name if name in left else f".{name}" for name in columns],
             list(
-                zip(*([_minus(cell) for cell in cells] for cells in columns.values()), strict=True)
+                zip(*([minus(cell) for cell in cells] for cells in columns.values()), strict=True)
             ),
         )
-        + _notes(
+        + notes(
             sentence
             for sentence in (
                 comparison.legend(),
@@ -398,7 +400,7 @@ def _card(body: Markup) -> Markup:
     return Markup('<div class="aevb">{}{}</div>').format(STYLE, body)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     """A table. A heading that begins with a dot belongs to a column of numbers."""
     kinds = [Markup(' class="number"') if head.startswith(".") else "" for head in headings]
 
@@ -417,8 +419,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
     )
 
 
-def _notes(notes: Iterable[str]) -> Markup:
-    return Markup("").join(Markup("<p>{}</p>").format(note) for note in notes)
+def notes(sentences: Iterable[str]) -> Markup:
+    """A paragraph for each sentence."""
+    return Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in sentences)
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -427,14 +430,15 @@ def number(value: float, digits: int = 4) -> str:
     >>> number(-12.34567)
     '−12.3457'
     """
-    return _minus(f"{value:,.{digits}f}")
+    return minus(f"{value:,.{digits}f}")
 
 
-def _short(value: float) -> str:
-    return _minus(f"{value:.4g}")
+def short(value: float) -> str:
+    """A number with four significant digits."""
+    return minus(f"{value:.4g}")
 
 
-def _minus(text: str) -> str:
+def minus(text: str) -> str:
     """Replace the hyphen in front of a number by a minus sign."""
     return f"−{text[1:]}" if text.startswith("-") else text
 

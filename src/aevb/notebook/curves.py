@@ -27,10 +27,10 @@ class Line:
     y: np.ndarray
 
 
-def sparkline(lines: Sequence[Line]) -> Markup:
+def sparkline(lines: Sequence[Line], *, cut: float = 0.05) -> Markup:
     """Draw curves over the same axis; empty if no curve has two points.
 
-    The axis leaves out the lowest 5 % of the values, where a run begins.
+    The axis leaves out a share ``cut`` of the values, the lowest: there a run begins.
     """
     found = []
     for line in lines:
@@ -41,7 +41,7 @@ def sparkline(lines: Sequence[Line]) -> Markup:
         return Markup("")
     values = np.concatenate([line.y for line in found])
     steps = np.concatenate([line.x for line in found])
-    low, high = float(np.quantile(values, 0.05)), float(values.max())
+    low, high = float(np.quantile(values, cut)), float(values.max())
     first, last = float(steps.min()), float(steps.max())
     if high <= low:
         low, high = low - 1.0, high + 1.0

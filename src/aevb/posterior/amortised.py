@@ -28,6 +28,7 @@ from aevb.estimate.keys import mask_of, real_steps, variable_of
 from aevb.estimate.program import Program
 from aevb.posterior.piecewise import Pieces, Point
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.suggestions import did_you_mean
 
 
 class Posterior:
@@ -85,6 +86,11 @@ class Posterior:
             f" ({self.why})" if self.why else ""
         )
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.posterior_card(self)
+
     @property
     def next_seed(self) -> int | None:
         """A seed for draws after the latents.
@@ -97,6 +103,7 @@ class Posterior:
         if name not in self.graph.latents:
             raise ValueError(
                 f"{name!r} is not a latent; those are {', '.join(self.graph.latents)}."
+                f"{did_you_mean(name, self.graph.latents)}"
             )
         if name in self.clamped:
             raise ValueError(

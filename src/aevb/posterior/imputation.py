@@ -84,6 +84,11 @@ class Imputation:
             f" ({self.why})" if self.why else ""
         )
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.imputation_card(self)
+
 
 def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputation:
     """Impute the missing cells of a posterior's batch by ``samples`` draws of the latents.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import masks_of
 from aevb.runtime.checked_files import DataWarning
+from aevb.runtime.devices import wide
 
 Digest = tuple[float, ...]
 Ranges = dict[str, tuple[Tensor, Tensor]]  # float64 in host memory
@@ -32,7 +33,7 @@ def digest(parameters: Iterable[nn.Parameter]) -> Digest:
 
     They do not change with the device, or if the precision is raised and lowered again.
     """
-    values = [parameter.detach().double() for parameter in parameters if not parameter.is_meta]
+    values = [wide(parameter.detach()) for parameter in parameters if not parameter.is_meta]
     sums = [number for value in values for number in (value.sum(), value.square().sum())]
     return tuple(torch.stack(sums).tolist()) if sums else ()
 
@@ -115,7 +116,7 @@ class Teaching:
     def saw(self, ranges: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Record the smallest and largest values of the training rows."""
         for name, (low, high) in ranges.items():
-            low, high = low.detach().double().cpu(), high.detach().double().cpu()
+            low, high = low.detach().cpu().double(), high.detach().cpu().double()
             if len(low) > MOST_COLUMNS or not bool((low <= high).all()):
                 continue  # low > high: a column without known values
             if name in self.ranges:

@@ -192,6 +192,8 @@ class PredictiveCheck:
         left = sum(found.column is not None for found in strange) - 20
         return "\n".join(lines + ([f"  and {left} more columns"] if left > 0 else []))
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         from aevb.notebook import cards
 

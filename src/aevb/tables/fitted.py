@@ -105,6 +105,11 @@ class TableModel:
             f" {latents}; {exact} posterior"
         )
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.table_card(self)
+
     def with_unknown_levels(self, choice: str) -> TableModel:
         """Return the model with another treatment of levels that its schema does not know.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aevb.data.large_tables import LargeTable
+from aevb.runtime.suggestions import did_you_mean
 from aevb.tables.amounts import read_amounts
 from aevb.tables.columns import (
     COUNTS,
@@ -394,6 +395,11 @@ class Schema:
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        from aevb.notebook import result_cards
+
+        return result_cards.schema_card(self)
+
     # Cells to data and back -----------------------------------------------------------------------
 
     def encode(self, frame: Any) -> dict[str, np.ndarray]:
@@ -763,7 +769,8 @@ def _check_names(asked_for: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _unknown_name(name: str, names: Sequence[str]) -> str:
-    return f"There is no column {name!r}. The columns are {_listed(names)}."
+    near = did_you_mean(name, names)
+    return f"There is no column {name!r}. The columns are {_listed(names)}.{near}"
 
 
 def _listed(names: Sequence[str], most: int = 12) -> str:

@@ -12,6 +12,7 @@ from aevb.derive.dependence import S
 from aevb.derive.plan import WEIGHTED
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.job import Job
 from aevb.training.purity import UNKNOWN_HOOKS
 from aevb.training.schedules import em
@@ -113,6 +114,7 @@ def _check_penalties(job: Job) -> None:
                 raise ValueError(
                     f"{name}= names {latent!r}, which is no latent. The latents are "
                     f"{', '.join(job.model.graph.latents)}."
+                    f"{did_you_mean(latent, job.model.graph.latents)}"
                 )
             if latent not in job.plan.choices:
                 raise ValueError(

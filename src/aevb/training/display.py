@@ -1,8 +1,8 @@
 """Display the progress of a run: a live panel, plain lines, or TensorBoard.
 
-The panel is for terminals, plain lines are for everything else. The loop calls a watcher for every
-step, every recorded row and every note. A watcher reads only numbers that are already on the host,
-so it causes no device synchronisation.
+The panel is for terminals, plain lines are for everything else (``display_choice.py``). The loop
+calls a watcher for every step, every recorded row and every note. A watcher reads only numbers that
+are already on the host, so it causes no device synchronisation.
 """
 
 from __future__ import annotations
@@ -106,13 +106,16 @@ class Display(Watcher):
 
 
 class Lines(Display):
-    """A table with one line per validation.
+    """A table with a line for the first and for the last recorded step, and some between them.
 
-    Between validations there is at most one line every five seconds. A line is printed only after
-    its step is complete, because the validation of the step belongs to it.
+    A line is due five seconds after the one before it, or at a validation (without validation data:
+    at any recorded step) if a twentieth of the run has passed. A run of a second therefore has
+    about twenty lines, and a long one a line every five seconds. A line is printed only after its
+    step is complete, because the validation of the step belongs to it.
     """
 
     EVERY = 5.0
+    MOST = 20  # lines of a run that takes less than EVERY
 
     def __init__(
         self,
@@ -121,14 +124,18 @@ class Lines(Display):
         epochs: float,
         bound: str = "elbo",
         best: Best | None = None,
+        *,
+        validates: bool = True,
     ) -> None:
         super().__init__(start, total, epochs, bound, best)
-        self.spoke = time.perf_counter()
+        self.validates = validates
+        self.spoke, self.spoke_at = time.perf_counter(), -total  # -total: the first row is due
         self.columns: list[str] = []
         # The heading of the validation column names the objective where it is not the bound.
         self.validated = "valid. objective" if bound == OBJECTIVE else "validation"
         self.wide = len(self.validated) + 2
         self.due, self.measured = False, (0.0, math.inf)
+        self.told = True  # whether the newest row has, or will have, a line
 
     def step(self, step: int) -> None:
         self._print_due()
@@ -138,12 +145,15 @@ class Lines(Display):
         super().row(row)
         self.at = row["step"]
         now, validated = time.perf_counter(), self.judged in row
+        share = (self.at - self.spoke_at) / max(self.total, 1)
         if (
-            validated
-            or now - self.spoke >= self.EVERY
-            or (self.at == self.total and not self.validation)
+            now - self.spoke >= self.EVERY
+            or share >= 1  # the first row
+            or (share >= 1 / self.MOST and (validated or not self.validates))
+            or (self.at == self.total and (validated or not self.validates))
         ):
-            self.due, self.spoke, self.measured = True, now, self.pace()
+            self._take(now)
+        self.told = self.due
         if validated:
             self._print_due()
 
@@ -152,7 +162,14 @@ class Lines(Display):
         print(text, flush=True)
 
     def close(self) -> None:
+        if not self.told:  # the run has ended early
+            self._take(time.perf_counter())
         self._print_due()
+
+    def _take(self, now: float) -> None:
+        """Make a line due for the newest row."""
+        self.due, self.told, self.spoke, self.spoke_at = True, True, now, self.at
+        self.measured = self.pace()
 
     def _print_due(self) -> None:
         if self.due:
@@ -380,7 +397,7 @@ class Checking:
     PATIENCE = 2.0
 
     def __init__(self, progress: bool | None, what: str = "training") -> None:
-        self.what, self.live = what, progress is not False and _on_terminal()
+        self.what, self.live = what, progress is not False and on_terminal()
         self.speaks, self.every = (
             self.live or bool(progress),
             Live.EVERY if self.live else Lines.EVERY,
@@ -404,24 +421,8 @@ class Checking:
             print("\r\x1b[2K", end="", flush=True)
 
 
-def display(
-    progress: bool | None,
-    start: int,
-    total: int,
-    epochs: float,
-    bound: str = "elbo",
-    best: Best | None = None,
-) -> Watcher:
-    """Return a live panel on a terminal, or plain lines elsewhere if ``progress`` is True.
-
-    With ``progress=False`` nothing is displayed.
-    """
-    if progress is not False and _on_terminal():
-        return Live(start, total, epochs, bound, best)
-    return Lines(start, total, epochs, bound, best) if progress else Watcher()
-
-
-def _on_terminal() -> bool:
+def on_terminal() -> bool:
+    """Return whether standard output is a terminal that can redraw lines."""
     from rich.console import Console
 
     return sys.stdout.isatty() and not Console(file=sys.stdout).is_dumb_terminal

@@ -22,6 +22,7 @@ from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.evidence.gap import gap
 from aevb.evidence.sampling import importance
 from aevb.model import Model
+from aevb.runtime.devices import wide
 from aevb.training.purity import own_part
 from aevb.training.row_order import seed_of
 from aevb.training.settings import Settings
@@ -169,7 +170,7 @@ class Evaluation:
             if self.penalties is not None:
                 found |= _parts_of_objective(estimated, self.penalties)
             for name, value in found.items():
-                total = value.double().sum()
+                total = wide(value).sum()
                 totals[name] = totals[name] + total if name in totals else total
         if self.penalties is not None:
             totals = _with_objective(totals, self.penalties)
@@ -319,9 +320,6 @@ def evaluate_evidence(
     for start in range(0, source.n, chunk):
         batch = source.take(torch.arange(start, min(source.n, start + chunk)))
         with torch.no_grad():
-            total += float(
-                importance(model, batch, samples, seed_of(seed, "evidence", start))
-                .value.double()
-                .sum()
-            )
+            found = importance(model, batch, samples, seed_of(seed, "evidence", start))
+            total += float(wide(found.value).sum())
     return total / source.n

@@ -27,6 +27,8 @@ WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
 FOLDER = "folder"
+DEVICE = "device"  # device="auto" avoids a GPU on which the model does not train
+STOPPED_EARLY = "stopped early"  # the patience of the run has run out
 
 
 EVENT_FIELDS = ("note", "kind", "about", "remedy")  # the texts in the row of an event

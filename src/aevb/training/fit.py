@@ -8,17 +8,22 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+import torch
+
 from aevb.data.datasets import Recipe
 from aevb.model import Model
 from aevb.runtime.contention import sharing_cores
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.after_hook import After
 from aevb.training.checkpoint import TrainingError
 from aevb.training.checks import refuse_shared
+from aevb.training.devices import device_for
+from aevb.training.events import Event
 from aevb.training.loop import Training
 from aevb.training.purity import added
 from aevb.training.run import Run
 from aevb.training.seed_folders import seed_folder
-from aevb.training.settings import Settings
+from aevb.training.settings import ALIASES, Settings
 from aevb.training.settings_options import SettingsOptions
 from aevb.training.several_seeds import list_of_seeds, train_together
 
@@ -33,6 +38,7 @@ def fit(
     validation: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
+    device: str | torch.device | None = None,
     progress: bool | None = None,
     tensorboard: bool = False,
     after: After | None = None,
@@ -48,6 +54,7 @@ def fit(
     validation: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
+    device: str | torch.device | None = None,
     progress: bool | None = None,
     tensorboard: bool = False,
     after: After | None = None,
@@ -62,6 +69,7 @@ def fit(
     validation: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
+    device: str | torch.device | None = None,
     progress: bool | None = None,
     tensorboard: bool = False,
     after: After | None = None,
@@ -83,8 +91,12 @@ def fit(
             may hold the run to continue.
         resume: Continue the run in ``out`` from its last checkpoint. If there is no checkpoint yet,
             the run starts at step 0.
-        progress: Display of the progress. By default a live panel on a terminal and nothing
-            elsewhere; True also prints plain lines elsewhere; False prints nothing.
+        device: The device to train on: "cpu", "cuda", "cuda:1", "mps", a torch.device, or "auto"
+            (a GPU if there is one on which the model trains, otherwise the CPU). The model moves
+            there and stays there; the rows follow it. By default the device that the model is on.
+        progress: Display of the progress. By default a live panel on a terminal, one line that is
+            updated in a notebook, and nothing elsewhere; True also prints plain lines elsewhere;
+            False prints nothing.
         tensorboard: Write scalars for TensorBoard into ``out/tensorboard``.
         after: A function ``after(step, model)``, called after every validation. It may return a
             dictionary of numbers, which are recorded in the history.
@@ -119,11 +131,13 @@ def fit(
     >>> run.step, bool(run.history["elbo"][-1] < 0)
     (20, True)
     """
-    unknown = sorted(set(settings) - {f.name for f in fields(Settings)})
+    names = [one.name for one in fields(Settings)]
+    unknown = sorted(set(settings) - set(names))
     if unknown:
         raise TypeError(
-            f"fit has no setting {unknown[0]!r}. Its settings are "
-            f"{', '.join(f.name for f in fields(Settings))}."
+            f"fit has no setting {unknown[0]!r}."
+            f"{did_you_mean(unknown[0], names, aliases=ALIASES)} Its settings are "
+            f"{', '.join(names)}."
         )
     if out is not None and str(out) == "":
         raise ValueError(
@@ -134,8 +148,9 @@ def fit(
     if seeds is None:
         with ExitStack() as closing, sharing_cores():
             chosen = Settings(**settings)
-            return Training(
-                model,
+            place, avoided = _place(model, device, chosen)
+            training = Training(
+                model if place is None else model.to(place),
                 data,
                 validation,
                 chosen,
@@ -144,11 +159,15 @@ def fit(
                 closing,
                 progress=progress,
                 **options,
-            ).run()
+            )
+            if avoided is not None:
+                training.history.note_once(training.step, avoided)
+            return training.run()
     if "seed" in settings:
         raise ValueError("Pass seed= for one run or seeds= for several runs, not both.")
     every = [replace(Settings(**settings), seed=seed) for seed in list_of_seeds(seeds)]
     _refuse_several(model, folder)
+    place, avoided = _place(model, device, every[0])
     with ExitStack() as closing, sharing_cores():
         trainings: list[Training] = []
         for one in every:
@@ -157,7 +176,7 @@ def fit(
                 progress = False
             trainings.append(
                 Training(
-                    model.fresh(one.seed),
+                    model.fresh(one.seed) if place is None else model.fresh(one.seed).to(place),
                     data,
                     validation,
                     one,
@@ -172,7 +191,17 @@ def fit(
             trainings[0].history.tell(
                 f"{len(trainings)} runs together; the display shows seed {every[0].seed}."
             )
+        if avoided is not None:
+            for training in trainings:
+                training.history.note_once(training.step, avoided)
         return train_together(trainings)
+
+
+def _place(
+    model: Model, device: str | torch.device | None, settings: Settings
+) -> tuple[torch.device | None, Event | None]:
+    """Return the device to move to, if one is asked for, and a note about the choice."""
+    return (None, None) if device is None else device_for(model, device, settings)
 
 
 def _refuse_several(model: Model, folder: Path | None) -> None:

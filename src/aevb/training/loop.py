@@ -23,7 +23,8 @@ from aevb.training import events
 from aevb.training.after_hook import After, call_after
 from aevb.training.checkpoint import Checkpoint, TrainingError
 from aevb.training.checks import check_settings, check_steps, check_weights
-from aevb.training.display import Checking, TensorBoard, display
+from aevb.training.display import Checking, TensorBoard
+from aevb.training.display_choice import display
 from aevb.training.events import Event
 from aevb.training.history import History
 from aevb.training.interrupts import Flag, interruptible, stopped
@@ -144,6 +145,8 @@ class Training:
                 if due.validate and self.validation.source is not None:
                     self._validate()
                     stop = stop or self.validation.out_of_patience
+                    if self.validation.out_of_patience and self.step < self.total:
+                        self.history.note_once(self.step, self._early_stop())
                 last = stop or interrupt or self.step == total
                 if last or (due.checkpoint and self.saving.time_to_save()):
                     self._save()
@@ -175,7 +178,15 @@ class Training:
         return self._result(self.seconds)
 
     def _result(self, seconds: float) -> Run:
-        return Run(self.model, self.settings, self.history.rows, self.out, self.step, seconds)
+        return Run(
+            self.model,
+            self.settings,
+            self.history.rows,
+            self.out,
+            self.step,
+            seconds,
+            total=self.total,
+        )
 
     # A step ---------------------------------------------------------------------------------------
 
@@ -246,6 +257,21 @@ class Training:
         )
         if self.validation.is_best(self.step, values):
             self.saving.keep_best(self._checkpoint(copied=True))
+
+    def _early_stop(self) -> Event:
+        """Return the announcement that the run stops because its patience has run out."""
+        s, best = self.settings, self.validation.best
+        since = (
+            "was not finite"
+            if best is None
+            else f"has not risen above {best.value:.4f}, its value at step {best.step:,},"
+        )
+        kept = "" if best is None else f" The model has the weights of step {best.step:,}."
+        text = (
+            f"Stopped early, after step {self.step:,} of {self.total:,}: the validation {s.judge} "
+            f"{since} in {self.validation.waited} validations (patience {s.patience}).{kept}"
+        )
+        return Event(events.STOPPED_EARLY, "run", text)
 
     def _call_after(self) -> dict[str, float]:
         if self.after is None:
@@ -351,6 +377,7 @@ class Training:
                 self.job.epochs(total),
                 self.settings.judge,
                 self.validation.best,
+                validates=self.validation.source is not None,
             )
         )
         for watcher in history.watchers:

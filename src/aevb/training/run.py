@@ -29,6 +29,7 @@ from aevb.training.checkpoint import (
     read,
     read_manifest,
 )
+from aevb.training.events import CONVERGED, STOPPED_EARLY, events
 from aevb.training.run_folder import note_later, read_rows
 from aevb.training.settings import Settings
 
@@ -53,6 +54,8 @@ class Run:
         out: The folder of the run's files; None if it was not saved.
         step: The number of steps that were taken.
         seconds: The duration of the training.
+        total: The number of steps that the settings ask for; None for a run that was read from its
+            folder.
 
     >>> from aevb import Normal, fit
     >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
@@ -68,21 +71,45 @@ class Run:
     out: Path | None
     step: int
     seconds: float
+    total: int | None = None
 
     def __repr__(self) -> str:
-        """Return a summary; ``rows`` and ``history`` have the details.
+        """Return a summary in a few lines; ``rows`` and ``history`` have the details.
 
         >>> from aevb import Normal, fit
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
         >>> fit(model, {"x": np.random.default_rng(0).normal(size=(50, 2))}, steps=20)
-        Run of 20 steps, seed 0, not saved
+        Run of 20 steps, seed 0, all steps taken
+          model   p(z) p(x|z), q(z|x)
+          folder  not saved
         """
-        best = self.best
-        parts = [f"Run of {self.step:,} steps", f"seed {self.settings.seed}"]
-        if best is not None:
-            parts.append(f"best validation {best.value:.4f} at step {best.step:,}")
-        parts.append("not saved" if self.out is None else f"in {self.out}")
-        return ", ".join(parts)
+        parts = [f"Run of {self.step:,} steps", f"seed {self.settings.seed}", self.ended]
+        graph = self.model.graph
+        sides = (
+            " ".join(entry.id for entry in graph.entries() if entry.side == side) for side in "pq"
+        )
+        lines = {"model": ", ".join(filter(None, sides))}
+        if self.best is not None:
+            lines["best"] = (
+                f"validation {self.settings.judge} {self.best.value:.4f} at step {self.best.step:,}"
+            )
+        lines["folder"] = "not saved" if self.out is None else str(self.out)
+        return "\n".join(
+            [", ".join(filter(None, parts)), *(f"  {a:<7} {b}" for a, b in lines.items())]
+        )
+
+    @property
+    def ended(self) -> str:
+        """How the run ended: "all steps taken", "converged", or "stopped early (patience 5)".
+
+        It is empty for a run that was read from a folder and did neither converge nor stop early.
+        """
+        kinds = {event.kind for event in events(self.rows)}
+        if STOPPED_EARLY in kinds:
+            return f"stopped early (patience {self.settings.patience})"
+        if CONVERGED in kinds:
+            return "converged"
+        return "all steps taken" if self.step == self.total else ""
 
     def _repr_html_(self) -> str:
         from aevb.notebook import cards

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
+from aevb.runtime.suggestions import did_you_mean
+
 STARTS = ("auto", "data", "keep")  # where EM begins
 OPTIMISERS = ("auto", "lbfgs", "adam")  # of mle()
 
@@ -262,7 +264,7 @@ def schedule_from(record: Any) -> Schedule:
     if unknown:
         raise ValueError(
             f"schedule: {kind.__name__} has no {', '.join(unknown)}. It takes "
-            f"{', '.join(takes) or 'nothing'}."
+            f"{', '.join(takes) or 'nothing'}.{did_you_mean(unknown[0], takes)}"
         )
     return kind(**{key: value for key, value in record.items() if key != "name"})
 
@@ -272,7 +274,7 @@ def _kind(name: Any) -> type[Schedule]:
     if not isinstance(name, str) or name not in kinds:
         raise ValueError(
             f"Unknown schedule {name!r}. Choose one of {', '.join(kinds)}; alternate:1000,1000 "
-            f"sets the steps per phase."
+            f"sets the steps per phase.{did_you_mean(name, kinds)}"
         )
     return kinds[name]
 

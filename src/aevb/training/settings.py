@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aevb.estimate.metric_names import OBJECTIVE
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import Phase, Schedule, joint, schedule_from
 
 if TYPE_CHECKING:
@@ -25,6 +26,28 @@ if TYPE_CHECKING:
 
 # Keys of config.toml that are not settings. A resumed run compares them.
 RECORDED = ("data", "fresh", "frozen", "numbers")
+# Names of settings in other libraries, for messages about unknown settings.
+ALIASES = {
+    "learning_rate": "lr",
+    "learning_rate_init": "lr",
+    "batch_size": "batch",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "n_epochs": "epochs",
+    "max_iter": "steps",
+    "num_steps": "steps",
+    "max_steps": "steps",
+    "num_particles": "samples",
+    "num_samples": "samples",
+    "early_stopping": "patience",
+    "n_iter_no_change": "patience",
+    "grad_clip": "clip",
+    "max_norm": "clip",
+    "kl_weight": "beta",
+    "annealing": "kl_warmup",
+    "random_state": "seed",
+    "dtype": "precision",
+}
 
 
 def _setting(
@@ -512,7 +535,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     unknown = [key for key in record if key not in known and key not in RECORDED]
     if unknown:
         raise ValueError(
-            f"{place} has unknown settings: {', '.join(unknown)}. The settings are "
+            f"{place} has unknown settings: {', '.join(unknown)}."
+            f"{did_you_mean(unknown[0], known, aliases=ALIASES)} The settings are "
             f"{', '.join(known)}."
         )
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aevb.model import Model
+from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import em, mle
 from aevb.zoo.deep_sequences import dmm, kvae, srnn, volatility
 from aevb.zoo.markov import hmm, switching
@@ -38,27 +39,40 @@ __all__ = [
     "zoo",
 ]
 
-zoo: dict[str, Callable[..., Model]] = {
-    build.__name__: build
-    for build in (
-        fa,
-        vae,
-        cvae,
-        gmvae,
-        m2,
-        vrnn,
-        local_level,
-        local_trend,
-        seasonal,
-        ar,
-        hmm,
-        switching,
-        volatility,
-        dmm,
-        srnn,
-        kvae,
-    )
-}
+
+class Zoo(dict[str, Callable[..., Model]]):
+    """The functions that build the models, by name."""
+
+    def __missing__(self, name: str) -> Callable[..., Model]:
+        raise KeyError(
+            f"There is no model {name!r} in the zoo. Its models are {', '.join(self)}."
+            f"{did_you_mean(name, self)}"
+        )
+
+
+zoo: dict[str, Callable[..., Model]] = Zoo(
+    {
+        build.__name__: build
+        for build in (
+            fa,
+            vae,
+            cvae,
+            gmvae,
+            m2,
+            vrnn,
+            local_level,
+            local_trend,
+            seasonal,
+            ar,
+            hmm,
+            switching,
+            volatility,
+            dmm,
+            srnn,
+            kvae,
+        )
+    }
+)
 
 # Settings of fit that suit a model better than the general defaults.
 recipes: dict[str, dict[str, Any]] = {

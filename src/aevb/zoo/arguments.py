@@ -11,6 +11,7 @@ from torch.distributions import constraints
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import FAMILIES
 from aevb.declare.networks import Network, mlp
+from aevb.runtime.suggestions import did_you_mean
 
 Likelihood = str | Conditional
 Choice = TypeVar("Choice")
@@ -44,5 +45,8 @@ def reading(family: Conditional, net: mlp) -> mlp:
 def choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:
     """Return the choice of this name; an unknown name is a ValueError that lists all."""
     if value not in choices:
-        raise ValueError(f"Unknown {what} {value!r}. Choose one of {', '.join(choices)}.")
+        raise ValueError(
+            f"Unknown {what} {value!r}. Choose one of {', '.join(choices)}."
+            f"{did_you_mean(value, choices)}"
+        )
     return choices[value]
