@@ -77,7 +77,9 @@ def described(home: str, found: list[str], *, members: bool) -> str:
     ]
     blocks = []
     for name, one in objects.items():
-        kind, options = ("class", _class_options(members)) if inspect.isclass(one) else ("function", "")
+        kind, options = (
+            ("class", _class_options(members)) if inspect.isclass(one) else ("function", "")
+        )
         blocks.append(f"```{{eval-rst}}\n.. auto{kind}:: {home}.{name}\n{options}```\n")
     return "\n".join(["| name | |", "| --- | --- |", *rows, "", *blocks])
 
@@ -120,7 +122,10 @@ def commands(words: str) -> str:
 
     group: Any = typer.main.get_command(app)
     return "\n".join(
-        text for name, one in group.commands.items() if not one.hidden for text in _command(name, one)
+        text
+        for name, one in group.commands.items()
+        if not one.hidden
+        for text in _command(name, one)
     )
 
 
@@ -133,7 +138,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
     panels: dict[str, list[Any]] = {}
     for one in shown:
         argument = one.param_type_name == "argument"
-        panels.setdefault("Arguments" if argument else one.rich_help_panel or "Options", []).append(one)
+        panels.setdefault("Arguments" if argument else one.rich_help_panel or "Options", []).append(
+            one
+        )
     for panel, group in panels.items():
         yield f"| {panel} | | |\n| --- | --- | --- |"
         for one in group:
@@ -214,7 +221,9 @@ def pages(words: str) -> str:
         found = [one for one in found if one not in named()]
     if not found:
         return ""
-    lines = [f"- [{title}]({one}.md): {sentence}" for one in found for title, sentence in [opening(one)]]
+    lines = [
+        f"- [{title}]({one}.md): {sentence}" for one in found for title, sentence in [opening(one)]
+    ]
     return "\n".join([*lines, "", "```{toctree}", ":hidden:", *found, "```", ""])
 
 

@@ -75,7 +75,8 @@ def smaller(code: str) -> str:
 PAGES = sorted(
     str(page.relative_to(ROOT))
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-    if "_build" not in page.parts and "\n```python\n" in (text := page.read_text(encoding="utf-8"))
+    if "_build" not in page.parts
+    and "\n```python\n" in (text := page.read_text(encoding="utf-8"))
     or "\n```{code-cell}" in text
 )
 
