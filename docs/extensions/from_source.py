@@ -36,7 +36,7 @@ OTHERS = "others"
 
 
 def names(words: str) -> str:
-    """Describe the public names that come from modules, e.g. ``declare.networks declare.switching``.
+    """Describe the public names that come from modules, e.g. ``declare.networks training.fit``.
 
     ``members`` among the words describes the methods and attributes of classes too. ``others``
     stands for all modules that no page of the reference names.
@@ -50,7 +50,7 @@ def names(words: str) -> str:
 
 
 def module(words: str) -> str:
-    """Describe what a public module exports, e.g. ``aevb.data``; ``members`` as in :func:`names`."""
+    """Describe what a public module exports, e.g. ``aevb.data``; ``members`` as in ``names``."""
     name, *more = words.split()
     return described(name, sorted(import_module(name).__all__), members="members" in more)
 

@@ -76,8 +76,7 @@ PAGES = sorted(
     str(page.relative_to(ROOT))
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
     if "_build" not in page.parts
-    and "\n```python\n" in (text := page.read_text(encoding="utf-8"))
-    or "\n```{code-cell}" in text
+    and re.search(r"^```(python$|\{code-cell\})", page.read_text(encoding="utf-8"), re.MULTILINE)
 )
 
 
@@ -117,8 +116,9 @@ def test_what_a_page_shows_is_written_anew(tmp_path):
 def test_cells_of_a_notebook_run_without_their_options(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "---\nkernelspec:\n  name: python3\n---\n# One\n\n```{code-cell} ipython3\n:tags: [hide]\n\n"
-        "x = 2\n```\n\n```{code-cell}\n---\ntags: [b]\n---\nprint(x)\n```\n"
+        "---\nkernelspec:\n  name: python3\n---\n# One\n\n"
+        "```{code-cell} ipython3\n:tags: [hide]\n\nx = 2\n```\n\n"
+        "```{code-cell}\n---\ntags: [b]\n---\nprint(x)\n```\n"
     )
     assert [(block.line, output) for block, output in runner().printed(page)] == [
         (9, ""),

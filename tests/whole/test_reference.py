@@ -66,7 +66,8 @@ def test_lists_of_pages_have_every_page_once(from_source):
     assert sorted(re.findall(r"\]\((howto/[^)]+)\):", text)) == sorted(pages)
     for page in DOCS.glob("howto/*.md"):
         title, sentence = from_source.opening(page.relative_to(DOCS).with_suffix("").as_posix())
-        assert title and sentence, page
+        assert title, page
+        assert sentence, page
 
 
 def test_the_check_of_the_site_finds_broken_links(tmp_path, capsys):
