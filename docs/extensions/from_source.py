@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,19 @@ def module(words: str) -> str:
     return described(name, sorted(import_module(name).__all__), members="members" in more)
 
 
+def modules(words: str) -> str:
+    """Describe what each of some public modules exports, under a heading each.
+
+    A module that is not there, or exports nothing, is left out.
+    """
+    texts = []
+    for name in words.split():
+        found = import_module(name) if find_spec(name) is not None else None
+        if found is not None and (text := described(name, list(getattr(found, "__all__", ())))):
+            texts.append(f"## {name}\n\n{first_sentence(found)}\n\n{text}")
+    return "\n".join(texts)
+
+
 def claimed() -> set[str]:
     """Return the modules whose names the pages of the reference describe."""
     found = set()
@@ -65,7 +79,7 @@ def claimed() -> set[str]:
     return found
 
 
-def described(home: str, found: list[str], *, members: bool) -> str:
+def described(home: str, found: list[str], *, members: bool = True) -> str:
     """Return a table of names with the first sentence of each, then their full descriptions."""
     objects = {name: getattr(import_module(home), name) for name in found}
     objects = {name: one for name, one in objects.items() if callable(one)}
@@ -227,6 +241,15 @@ def pages(words: str) -> str:
     return "\n".join([*lines, "", "```{toctree}", ":hidden:", *found, "```", ""])
 
 
+def card(words: str) -> str:
+    """Return a card of the front page that links to a page, if it exists: ``page: sentence``."""
+    page, _, text = words.strip().partition(": ")
+    if not (DOCS / f"{page}.md").exists():
+        return ""
+    title = opening(page)[0].partition(":")[0].removeprefix("The ").capitalize()
+    return f":::{{grid-item-card}} {title}\n:link: {page}\n:link-type: doc\n{text}\n:::"
+
+
 def opening(page: str) -> tuple[str, str]:
     """Return the title of a page and the first sentence below it."""
     path = DOCS / f"{page}.md"
@@ -264,10 +287,12 @@ def _escaped(text: str) -> str:
 WRITERS: dict[str, Callable[[str], str]] = {
     "names": names,
     "module": module,
+    "modules": modules,
     "settings": settings,
     "commands": commands,
     "models": models,
     "pages": pages,
+    "card": card,
 }
 
 
