@@ -106,7 +106,7 @@ def first_sentence(one: Any) -> str:
     """Return the first sentence of a docstring, without the roles of reStructuredText."""
     text = " ".join((inspect.getdoc(one) or "").partition("\n\n")[0].split())
     text = re.sub(r":\w+:`~?\.?([^`]*)`", r"`\1`", text).replace("``", "`")
-    return re.split(r"(?<=[.:]) (?=[A-Z])", text)[0].rstrip(":")
+    return re.split(r"(?<=[.]) (?=[A-Z`])", text)[0]
 
 
 # Settings, commands, models -----------------------------------------------------------------------
@@ -260,8 +260,7 @@ def opening(page: str) -> tuple[str, str]:
     found = re.search(r"^# (?P<title>.+)\n\s*\n(?P<text>(?:.+\n)+)", text, re.MULTILINE)
     if found is None:
         raise ValueError(f"docs/{page}.md must start with a title and a sentence about the page.")
-    sentence = re.split(r"(?<=[.:]) ", " ".join(found["text"].split()))[0]
-    return found["title"], sentence.rstrip(":")
+    return found["title"], re.split(r"(?<=[.]) ", " ".join(found["text"].split()))[0]
 
 
 def named() -> set[str]:
