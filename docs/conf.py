@@ -10,6 +10,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS / "extensions"))
 
+import from_source  # noqa: E402
+
 from aevb.version import __version__  # noqa: E402
 
 project = "aevb"
@@ -27,7 +29,7 @@ extensions = [
     "from_source",
 ]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
-if not (DOCS.parent / "CHANGELOG.md").exists():  # changes.md shows that file
+if not from_source.exists("changes"):  # it shows a file that a checkout may lack
     exclude_patterns.append("changes.md")
 
 # Pages are MyST Markdown; the same text must read well without Sphinx.
@@ -58,6 +60,8 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "pydata_sphinx_theme"
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system is
+html_sidebars = {page: [] for page in ("index", "start", "changes")}  # pages without neighbours
 html_title = "aevb"
 html_static_path = ["_static"]
 html_css_files = ["aevb.css"]
@@ -67,7 +71,7 @@ html_math_renderer = "mathml"
 html_theme_options = {
     "logo": {"text": "aevb"},
     "navbar_end": ["theme-switcher"],
-    "footer_start": ["footer-text"],
+    "footer_start": [],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
     "show_toc_level": 2,

@@ -23,13 +23,9 @@ if TYPE_CHECKING:
     from sphinx.environment import BuildEnvironment
 
 MARK = re.compile(r"<!-- from source: (?P<writer>\w+)(?P<words>[^>]*) -->")
+INCLUDE = re.compile(r"```\{include\} (?P<path>\S+)")  # a page that shows a file from elsewhere
 DOCS = Path(__file__).resolve().parents[1]
 REFERENCE = DOCS / "reference"
-# Members that a class of ours inherits from these classes are described elsewhere.
-FOREIGN = (
-    "Module, BaseEstimator, ClassifierMixin, ClusterMixin, DensityMixin, OutlierMixin, "
-    "TransformerMixin, Mapping, str, tuple, dict"
-)
 OTHERS = "others"
 
 
@@ -99,7 +95,7 @@ def described(home: str, found: list[str], *, members: bool = True) -> str:
 
 
 def _class_options(members: bool) -> str:
-    return f"   :members:\n   :inherited-members: {FOREIGN}\n" if members else ""
+    return "   :members:\n   :inherited-members:\n" if members else ""
 
 
 def first_sentence(one: Any) -> str:
@@ -117,15 +113,13 @@ def settings(words: str) -> str:
     from aevb.cli.options import FILE_ONLY
     from aevb.training.settings import Settings, default_of, documentation
 
-    rows = []
-    for one in fields(Settings):
-        option = f"`--{one.name.replace('_', '-')}`" if one.name not in FILE_ONLY else ""
-        rows.append(
-            f"| `{one.name}` | `{_cell(str(one.type))}` | `{_cell(repr(default_of(one)))}` "
-            f"| {option} | {_cell(documentation(one))} |"
-        )
-    head = ["| setting | type | default | option | |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join([*head, *rows, ""])
+    rows = [
+        f"| `{one.name}`{' (no option)' if one.name in FILE_ONLY else ''} "
+        f"| `{_cell(repr(default_of(one)))}` "
+        f"| {_cell(documentation(one))} *{_cell(str(one.type))}* |"
+        for one in fields(Settings)
+    ]
+    return "\n".join(["| setting | default | |", "| --- | --- | --- |", *rows, ""])
 
 
 def commands(words: str) -> str:
@@ -238,13 +232,28 @@ def pages(words: str) -> str:
     lines = [
         f"- [{title}]({one}.md): {sentence}" for one in found for title, sentence in [opening(one)]
     ]
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", *found, "```", ""])
+    return "\n".join([*lines, "", toctree(" ".join(found))])
+
+
+def toctree(words: str) -> str:
+    """Put those of the pages that exist into the table of contents."""
+    found = [page for page in words.split() if exists(page)]
+    return "\n".join(["```{toctree}", ":hidden:", "", *found, "```", ""])
+
+
+def exists(page: str) -> bool:
+    """Return whether a page exists and, if it only shows another file, whether that exists."""
+    path = DOCS / f"{page}.md"
+    if not path.exists():
+        return False
+    shown = INCLUDE.match(path.read_text(encoding="utf-8"))
+    return shown is None or (path.parent / shown["path"]).exists()
 
 
 def card(words: str) -> str:
     """Return a card of the front page that links to a page, if it exists: ``page: sentence``."""
     page, _, text = words.strip().partition(": ")
-    if not (DOCS / f"{page}.md").exists():
+    if not exists(page):
         return ""
     title = opening(page)[0].partition(":")[0].removeprefix("The ").capitalize()
     return f":::{{grid-item-card}} {title}\n:link: {page}\n:link-type: doc\n{text}\n:::"
@@ -254,8 +263,8 @@ def opening(page: str) -> tuple[str, str]:
     """Return the title of a page and the first sentence below it."""
     path = DOCS / f"{page}.md"
     text = path.read_text(encoding="utf-8")
-    if shown := re.match(r"```\{include\} (\S+)", text):  # the page is a file from elsewhere
-        text = (path.parent / shown[1]).read_text(encoding="utf-8")
+    if shown := INCLUDE.match(text):
+        text = (path.parent / shown["path"]).read_text(encoding="utf-8")
     text = re.sub(r"\A---\n.*?^---\n", "", text, flags=re.DOTALL | re.MULTILINE)
     found = re.search(r"^# (?P<title>.+)\n\s*\n(?P<text>(?:.+\n)+)", text, re.MULTILINE)
     if found is None:
@@ -292,6 +301,7 @@ WRITERS: dict[str, Callable[[str], str]] = {
     "models": models,
     "pages": pages,
     "card": card,
+    "toctree": toctree,
 }
 
 
@@ -305,6 +315,28 @@ def filled(text: str) -> str:
 
 def fill(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = filled(source[0])
+
+
+def escape(app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text with ``literals`` and examples: escape what markup would read."""
+    example = False
+    for i, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if example or re.match(r"\s*\*{1,2}\w+( \(.*\))?:", line):  # an argument **settings:
+            continue
+        lines[i] = "".join(
+            part if part.startswith(("`", ":")) else re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", part)
+            for part in re.split(r"(``.*?``|:[\w:]+:`[^`]*`|`[^`]*`_*)", line)
+        )
+
+
+def foreign(
+    app: Sphinx, what: str, name: str, member: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leave out what a class inherits from another library, such as torch's ``Module``."""
+    found = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member))
+    home = getattr(found, "__module__", None)
+    return None if isinstance(home, str) and home.startswith("aevb") else True
 
 
 def public(
@@ -332,4 +364,6 @@ def public(
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", fill)
     app.connect("missing-reference", public)
+    app.connect("autodoc-skip-member", foreign)
+    app.connect("autodoc-process-docstring", escape, priority=400)  # before sections are read
     return {"parallel_read_safe": True, "parallel_write_safe": True}
