@@ -69,6 +69,7 @@ $(VENV)/docs: $(VENV)/ready
 	touch $@
 
 docs: $(VENV)/docs
+	$(BIN)/python -m doctest docs/extensions/mathml.py
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	$(BIN)/python docs/check.py docs/_build/html
 

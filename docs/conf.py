@@ -35,6 +35,7 @@ if not from_source.exists("changes"):  # it shows a file that a checkout may lac
 # Pages are MyST Markdown; the same text must read well without Sphinx.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
+smartquotes = False  # it would make a dash of the -- of an option
 
 # Notebooks of the tutorial run once; a page that did not change comes from the cache.
 nb_execution_mode = "cache"

@@ -288,8 +288,16 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text of a terminal as Markdown: no emphasis, no HTML."""
-    return re.sub(r"([*_<>\[\]])", r"\\\1", text)
+    """Return text of a terminal as Markdown: no emphasis, no HTML, options as code."""
+    parts = re.split(r"(`[^`]*`|(?<![\w-])--[a-z][\w-]*)", text)
+    return "".join(
+        part
+        if part.startswith("`")
+        else f"`{part}`"
+        if part.startswith("--")
+        else re.sub(r"([*_<>\[\]])", r"\\\1", part)
+        for part in parts
+    )
 
 
 WRITERS: dict[str, Callable[[str], str]] = {
