@@ -43,6 +43,14 @@ SMALLER |= {
     r"\bn_class=5\b": "n_class=2",
     r"\bmax_iter=40\b": "max_iter=2",
 }
+SMALLER |= {
+    r"schema\.fit_clusters\(penguins, seed=0\)": "schema.fit(schema.mixture(2), penguins, seed=0)",
+    r"\bdeconv\(64, 32\)": "deconv(4, 4)",
+    r"\bconv\(32, 64\)": "conv(4, 4)",
+    r'"epochs": \d+': '"epochs": 3',
+    r"step >= 300": "step >= 4",
+    r'"steps": 50, "schedule": em': '"steps": 5, "schedule": em',
+}
 UNTRAINED = (
     "Schema.read(penguins)\nprint",
     "print(gmvae.explain())",
