@@ -49,7 +49,7 @@ SMALLER |= {
     r"\bconv\(32, 64\)": "conv(4, 4)",
     r'"epochs": \d+': '"epochs": 3',
     r"step >= 300": "step >= 4",
-    r'"steps": 50, "schedule": em': '"steps": 5, "schedule": em',
+    r'"steps": \d{3,}': '"steps": 20',
 }
 UNTRAINED = (
     "Schema.read(penguins)\nprint",
