@@ -1,4 +1,4 @@
-"""The README and the pages of the site: their Python runs, and shows what it prints."""
+"""The README and the pages of the site: the Python runs, and prints what the page shows."""
 
 import importlib.util
 import re
