@@ -1,5 +1,6 @@
 # make test       creates the environment, checks style and types, and passes the tests, on two cores
 # make check      checks style and types, and passes a third of the tests, some of every package, in about a minute
+# make docs       builds the documentation site into docs/_build/html, and checks its links
 # make web        builds the front end of pages from web/
 # make reproduce  trains the five models on the embedded digits and writes reproduction/report.html
 # make compiler-tests TORCH=2.10.0  passes the tests of the step compiler and of fit with another torch
@@ -39,7 +40,7 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test check lint bundle browser web reproduce compiler-tests dist wheel-test clean
+.PHONY: test check lint bundle browser web docs reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py
 test: $(VENV)/ready lint bundle browser
@@ -52,6 +53,7 @@ check: $(VENV)/ready lint
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -69,6 +71,16 @@ browser:
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	apt-get update -qq && apt-get install -qq --no-install-recommends chromium >/dev/null; \
 	else echo "Chromium is not here: tests of pages will be skipped."; fi
+
+# The tools of the site are installed at the first build only: no test needs them.
+$(VENV)/docs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/docs
+	$(BIN)/python -m doctest docs/extensions/mathml.py
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python docs/check.py docs/_build/html
 
 reproduce: $(VENV)/ready
 	$(BIN)/aevb reproduce --out reproduction
@@ -103,4 +115,4 @@ wheel-test: dist
 	cd .venv-wheel && bin/aevb --version && bin/python -P ../tests/first_recipe.py --times
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .venv-dist .venv-wheel build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .venv-dist .venv-wheel build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

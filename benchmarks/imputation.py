@@ -3,7 +3,7 @@
     python benchmarks/imputation.py run results.jsonl            # all tables, rates and seeds
     python benchmarks/imputation.py run results.jsonl --only wine --methods mean,knn --seeds 3
     python benchmarks/imputation.py show results.jsonl
-    python benchmarks/imputation.py markdown results.jsonl       # the table of docs/tables.md
+    python benchmarks/imputation.py markdown results.jsonl       # the table of docs/howto/table.md
 
 Cells of complete public tables are removed at random, filled, and compared with the truth. ``run``
 appends one line per (table, rate, seed, method) and skips lines that the file already has.

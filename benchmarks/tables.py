@@ -1,6 +1,6 @@
-"""Write the measured numbers into docs/performance.md and the README.
+"""Write the measured numbers into docs/performance.md.
 
-No number of speed in these pages is typed by hand.
+No number of speed in its tables is typed by hand.
 
 python benchmarks/tables.py             # fill the tables from docs/figures/FILE.json
 python benchmarks/tables.py --check     # exit with 1 if the page differs from the files
@@ -26,7 +26,7 @@ from passes import notes_of as pass_notes
 from passes import rows_of as pass_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (DOCS / "performance.md", DOCS.parent / "README.md")
+PAGES = (DOCS / "performance.md",)
 MARKED = re.compile(
     r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL
 )

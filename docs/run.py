@@ -1,16 +1,20 @@
 """Run the Python and the commands of a document, and write the output of each block into it.
 
-python docs/run.py README.md docs/guide.md docs/tables.md docs/scikit_learn.md docs/series.md
+python docs/run.py README.md docs/howto/table.md
 
 Blocks marked ``python`` run in order, in one namespace and an empty folder. A block marked ``text``
 right after such a block is its output, and is written again. A block marked ``sh`` runs only if its
 output follows it. Python in an HTML comment runs too: it makes the files that a reader is assumed
-to have. ``DOCS`` is the folder of the documents.
+to have. ``DOCS`` is the folder of the documents. A picture that the code writes and the page shows
+(``figures/NAME.png``) is copied to ``docs/figures``.
+
+Cells of a notebook, ```` ```{code-cell} ````, run too; Sphinx writes their output.
 """
 
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,10 +23,15 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+# A cell may begin with options, as lines ":tags: [hide-input]" or between lines "---".
 BLOCK = re.compile(
-    r"^```(?P<language>python|sh)\n(?P<code>.*?)^```\n(?:```text\n(?P<printed>.*?)^```\n)?",
+    r"^```(?:(?P<language>python|sh)|(?P<cell>\{code-cell\}[^\n]*))\n"
+    r"(?(cell)(?:---\n.*?^---\n|(?::[\w-]+:[^\n]*\n)*))"
+    r"(?P<code>.*?)^```$(?:\n```text\n(?P<printed>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
 )
+PICTURE = re.compile(r"\(\S*?figures/(?P<name>[\w-]+\.png)\)")
+CELL = "cell"  # the language of a notebook's cell
 DOCS = Path(__file__).resolve().parent
 WIDTH = 100  # columns of the terminal that commands see
 
@@ -41,14 +50,14 @@ class Block:
 def blocks(text: str) -> list[Block]:
     return [
         Block(
-            found["language"],
+            found["language"] or CELL,
             found["code"],
-            text.count("\n", 0, found.start()) + 2,
+            text.count("\n", 0, found.start("code")) + 1,
             found["printed"],
             found.span("printed"),
         )
         for found in BLOCK.finditer(text)
-        if found["language"] == "python" or found["printed"] is not None
+        if found["language"] != "sh" or found["printed"] is not None
     ]
 
 
@@ -65,9 +74,13 @@ def empty_folder() -> Iterator[None]:
 
 
 def printed(
-    path: Path, change: Callable[[str], str] = lambda code: code
+    path: Path, change: Callable[[str], str] = lambda code: code, *, figures: Path | None = None
 ) -> list[tuple[Block, str]]:
-    """Return every block of a document with its output; ``change`` may make a block smaller."""
+    """Return every block of a document with its output; ``change`` may make a block smaller.
+
+    Pictures that the document shows and its code wrote are copied into ``figures``.
+    """
+    os.environ.setdefault("MPLBACKEND", "agg")
     namespace: dict[str, object] = {"DOCS": DOCS}
     found = []
     text = path.read_text(encoding="utf-8")
@@ -84,6 +97,9 @@ def printed(
                     namespace,
                 )
             found.append((block, stream.getvalue()))
+        for picture in PICTURE.finditer(text):
+            if figures is not None and Path(picture["name"]).is_file():
+                shutil.copy(picture["name"], figures)
     return found
 
 
@@ -102,7 +118,7 @@ def command_output(commands: str) -> str:
 
 def update(path: Path) -> None:
     """Run a document and write the output of its blocks into it."""
-    found = printed(path)
+    found = printed(path, figures=DOCS / "figures")
     text = path.read_text(encoding="utf-8")
     for block, output in reversed(found):
         if block.printed is not None:

@@ -1,4 +1,4 @@
-"""Take the picture of a page that docs/pages.md and the README show.
+"""Take the picture of a page that docs/howto/pages.md and the README show.
 
 python docs/screenshots.py runs/gmvae     # the folder of a run; needs playwright and Chromium
 """
