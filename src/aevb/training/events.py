@@ -27,6 +27,7 @@ WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
 FOLDER = "folder"
+TRACKER = "tracker failed"
 
 
 EVENT_FIELDS = ("note", "kind", "about", "remedy")  # the texts in the row of an event

@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 from aevb.data.datasets import Recipe
 from aevb.model import Model
 from aevb.runtime.contention import sharing_cores
+from aevb.trackers.opening import Trackers
 from aevb.training.after_hook import After
 from aevb.training.checkpoint import TrainingError
 from aevb.training.checks import refuse_shared
@@ -21,6 +22,7 @@ from aevb.training.seed_folders import seed_folder
 from aevb.training.settings import Settings
 from aevb.training.settings_options import SettingsOptions
 from aevb.training.several_seeds import list_of_seeds, train_together
+from aevb.training.tracking import Tracking
 
 __all__ = ["TrainingError", "fit"]
 
@@ -35,6 +37,7 @@ def fit(
     resume: bool = False,
     progress: bool | None = None,
     tensorboard: bool = False,
+    trackers: Trackers = (),
     after: After | None = None,
     seeds: None = None,
     recipe: Recipe | None = None,
@@ -50,6 +53,7 @@ def fit(
     resume: bool = False,
     progress: bool | None = None,
     tensorboard: bool = False,
+    trackers: Trackers = (),
     after: After | None = None,
     seeds: int | Sequence[int],
     recipe: Recipe | None = None,
@@ -64,6 +68,7 @@ def fit(
     resume: bool = False,
     progress: bool | None = None,
     tensorboard: bool = False,
+    trackers: Trackers = (),
     after: After | None = None,
     seeds: int | Sequence[int] | None = None,
     recipe: Recipe | None = None,
@@ -85,6 +90,9 @@ def fit(
         progress: Display of the progress. By default a live panel on a terminal and nothing
             elsewhere; True also prints plain lines elsewhere; False prints nothing.
         tensorboard: Write scalars for TensorBoard into ``out/tensorboard``.
+        trackers: Where else the numbers of the run go: "wandb", "mlflow", "trackio",
+            "tensorboard", or objects of classes derived from :class:`aevb.trackers.Tracker`, or
+            functions that return one. If a tracker fails, the run goes on and warns.
         after: A function ``after(step, model)``, called after every validation. It may return a
             dictionary of numbers, which are recorded in the history.
         seeds: A number of runs or a list of seeds. ``seeds=8`` trains eight fresh models of the
@@ -126,7 +134,13 @@ def fit(
             'out="" names no folder. Give the folder for the run\'s files, or leave out= out.'
         )
     folder = Path(out) if out is not None else None
-    options: dict[str, Any] = {"tensorboard": tensorboard, "after": after, "recipe": recipe}
+    tracking = Tracking(trackers, several=seeds is not None)
+    options: dict[str, Any] = {
+        "tensorboard": tensorboard or tracking.tensorboard,
+        "tracking": tracking,
+        "after": after,
+        "recipe": recipe,
+    }
     if seeds is None:
         with ExitStack() as closing, sharing_cores():
             chosen = Settings(**settings)

@@ -40,6 +40,7 @@ from aevb.training.step import Wanted
 from aevb.training.step_queue import StepQueue
 from aevb.training.steppers import stepper_for
 from aevb.training.threads import threads, worth
+from aevb.training.tracking import Tracking
 from aevb.training.trained_factors import record_trained_factors
 from aevb.training.trouble import advice
 from aevb.training.validation import Validation
@@ -61,6 +62,7 @@ class Training:
         *,
         progress: bool | None = False,
         tensorboard: bool = False,
+        tracking: Tracking | None = None,
         after: After | None = None,
         recipe: Recipe | None = None,
     ) -> None:
@@ -102,6 +104,8 @@ class Training:
             self._restore(opened.checkpoint)
         check_weights(model)
         self._watch(progress, tensorboard, closing, anew=resume and opened.checkpoint is None)
+        if tracking is not None:
+            tracking.start(job, self.history, closing, self.step)
 
     # The loop -------------------------------------------------------------------------------------
 
