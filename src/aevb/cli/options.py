@@ -178,6 +178,15 @@ SplitSeed = Annotated[
         **SEEDS,
     ),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="Record the run elsewhere too: wandb, mlflow, trackio or tensorboard. May be "
+        "repeated.",
+    ),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 RunMissing = Annotated[
     list[str] | None,
@@ -282,6 +291,19 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"--schedule {given['schedule']}: {error}") from None
     return given
+
+
+def trackers_of(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of ``--track``. Refuse a wrong one, and one whose package is missing."""
+    from aevb.trackers.opening import NAMES, opened
+
+    for name in names or ():
+        if name not in NAMES:
+            raise ValueError(
+                f"Unknown --track {name}. Choose {', '.join(NAMES[:-1])} or {NAMES[-1]}."
+            )
+    opened(names or (), several=False)
+    return tuple(dict.fromkeys(names or ()))
 
 
 def check_evidence(name: str) -> None:

@@ -28,6 +28,7 @@ from aevb.cli.options import (
     Prepare,
     Set,
     SplitSeed,
+    Track,
     Validation,
     Without,
     check_resume,
@@ -37,6 +38,7 @@ from aevb.cli.options import (
     pairs,
     path,
     takes_settings,
+    trackers_of,
 )
 from aevb.cli.serve import page_beside
 from aevb.cli.train_table import TableOptions, names_table, train_table
@@ -117,6 +119,7 @@ def train(
         bool,
         typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder."),
     ] = False,
+    track: Track = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -177,6 +180,7 @@ def train(
     from aevb.zoo import recipes, zoo
 
     asked = given_settings(settings)
+    trackers = trackers_of([*(track or ()), *["tensorboard"] * tensorboard])
     if names_table(model):
         refuse_for_tables(model, data, prepare, seeds)
         given = _over(read_toml(config) if config is not None else {}, asked)
@@ -197,7 +201,7 @@ def train(
             options,
             given,
             device=device,
-            tensorboard=tensorboard,
+            trackers=trackers,
             resume=resume,
             serve=serve,
         )
@@ -285,7 +289,7 @@ def train(
         "out": out,
         "resume": resume,
         "progress": True,
-        "tensorboard": tensorboard,
+        "trackers": trackers,
     }
     check = loaded.test.data if loaded.test else None
     with page_beside(places, wanted=serve and speaks):

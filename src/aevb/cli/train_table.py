@@ -102,7 +102,7 @@ def train_table(
     settings: Mapping[str, Any],
     *,
     device: str,
-    tensorboard: bool,
+    trackers: Sequence[str],
     resume: bool,
     serve: bool,
 ) -> None:
@@ -120,7 +120,7 @@ def train_table(
     if options.hold_out and options.validation:
         raise ValueError("Use --hold-out or --validation, not both.")
     if name == DENSITY:
-        _refuse_settings(settings, device, resume=resume, tensorboard=tensorboard)
+        _refuse_settings(settings, device, resume=resume, trackers=trackers)
     if resume:
         check_resume(out, [out])
     refuse_taken(out, resume and out.exists())
@@ -173,7 +173,7 @@ def train_table(
                 starts=STARTS if name == "mixture" and None in arguments.values() else None,
                 hide=HIDE if networks else 0.0,
                 progress=None if networks or shown else False,
-                tensorboard=tensorboard,
+                trackers=trackers,
                 recipe=recipe,
                 **settings,
             )
@@ -230,11 +230,12 @@ def _parts(fitted: TableModel) -> str:
 
 
 def _refuse_settings(
-    settings: Mapping[str, Any], device: str, *, resume: bool, tensorboard: bool
+    settings: Mapping[str, Any], device: str, *, resume: bool, trackers: Sequence[str]
 ) -> None:
     """Refuse options of training that the default density has no use for."""
     given = [f"--{name.replace('_', '-')}" for name in settings if name != "seed"]
-    given += ["--resume"] * resume + ["--tensorboard"] * tensorboard
+    given += ["--resume"] * resume
+    given += ["--tensorboard" if name == "tensorboard" else f"--track {name}" for name in trackers]
     given += [f"--device {device}"] * (device not in ("auto", "cpu"))
     if given:
         raise ValueError(
