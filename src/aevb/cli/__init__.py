@@ -21,6 +21,7 @@ from aevb.cli import (
     reproduce,
     score_table,
     serve,
+    share,
     sweep,
     train,
     use,
@@ -79,6 +80,8 @@ app.command(rich_help_panel="Runs")(estimators.estimators)
 app.command(rich_help_panel="Runs")(serve.serve)
 app.command(rich_help_panel="Runs")(page_command.page)
 app.command(rich_help_panel="Runs")(card_command.card)
+app.command(rich_help_panel="Runs")(share.push)
+app.command(rich_help_panel="Runs")(share.pull)
 app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
@@ -291,6 +292,24 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"--schedule {given['schedule']}: {error}") from None
     return given
+
+
+def record_command(*folders: Path) -> None:
+    """Write the command line into the folders of the runs that it trained, for their model cards.
+
+    A resumed run keeps the command that began it.
+    """
+    import shlex
+
+    from aevb.model_card.parts import COMMAND
+
+    program = Path(sys.argv[0])
+    if program.stem != "aevb" and program.parent.name != "aevb":
+        return  # called from Python
+    for folder in folders:
+        if not (folder / COMMAND).exists():
+            text = shlex.join(["aevb", *sys.argv[1:]]) + "\n"
+            (folder / COMMAND).write_text(text, encoding="utf-8")
 
 
 def trackers_of(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from aevb.cli.options import (
     in_its_words,
     pairs,
     path,
+    record_command,
     takes_settings,
     trackers_of,
 )
@@ -316,6 +317,7 @@ def _report(runs: list[Run], places: list[Path], out: Path) -> None:
     """Draw the curves of the runs, and print where they are and what to do next."""
     for run, place in zip(runs, places, strict=True):
         run.plot(place / "curves.png")
+        record_command(place)
     first = runs[0]
     if places == [out]:
         print(

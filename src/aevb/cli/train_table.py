@@ -16,7 +16,7 @@ import typer
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
-from aevb.cli.options import check_resume, device_of, in_its_words
+from aevb.cli.options import check_resume, device_of, in_its_words, record_command
 from aevb.cli.serve import page_beside
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import DENSITY, read_arguments
@@ -249,6 +249,7 @@ def _write_notes(folder: Path, fitted: TableModel, lines: Sequence[str]) -> None
     """Write what was printed of the training, and the columns."""
     text = "\n".join([*lines, "", str(fitted.schema)]) + "\n"
     (folder / NOTES).write_text(text, encoding="utf-8")
+    record_command(folder)
 
 
 def read_named_table(table: str, options: TableOptions) -> tuple[TableFile, Schema, Recipe]:
