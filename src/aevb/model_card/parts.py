@@ -116,7 +116,7 @@ def data(opened: Opened, summary: Mapping[str, Any]) -> str:
     schema = opened.subject.schema if opened.subject is not None else None
     if schema is not None:
         rows = [
-            [one.name, one.kind, one.likelihood or "left out", one.missing or ""]
+            [one.name, one.kind, one.likelihood or "", one.missing or ""]
             for one in schema.columns[:SHOWN]
         ]
         found.append(table(["column", "kind", "likelihood", "missing cells"], rows))
@@ -124,6 +124,7 @@ def data(opened: Opened, summary: Mapping[str, Any]) -> str:
             found.append(f"… and {len(schema.columns) - SHOWN} more columns.")
     else:
         columns = (opened.recipe.columns if opened.recipe is not None else None) or {}
+        headings = ["variable", "size", "likelihood", "columns"]
         rows = [
             [
                 f"{name}[t]" if graph.timed[name] else name,
@@ -133,7 +134,9 @@ def data(opened: Opened, summary: Mapping[str, Any]) -> str:
             ]
             for name in (*graph.observed, *graph.given)
         ]
-        found.append(table(["variable", "size", "likelihood", "columns"], rows))
+        if not columns:
+            headings, rows = headings[:-1], [row[:-1] for row in rows]
+        found.append(table(headings, rows))
     if opened.recipe is None and schema is None:
         found.append("The run does not record where its rows came from.")
     return "\n\n".join(found)
@@ -162,7 +165,8 @@ def training(opened: Opened, summary: Mapping[str, Any]) -> str:
     rows = [
         [one["name"], one["value"], one["help"]]
         for one in summary.get("settings", [])
-        if not one["usual"] or one["name"] in RECORDED_ANYWAY
+        if (not one["usual"] or one["name"] in RECORDED_ANYWAY)
+        and not (one["name"] == "bound" and run.settings.schedule.objective != "bound")
     ]
     lines = [
         f"{run.step:,} steps in {run.seconds:.1f} s.",
@@ -172,7 +176,7 @@ def training(opened: Opened, summary: Mapping[str, Any]) -> str:
     if last:
         lines.append(
             "The last recorded values, in nats per row and in the units of the model. Those of "
-            "training are of the last batch, with dropout and one draw of the noise."
+            "training are means over the last batches, with dropout."
         )
         names = list(dict.fromkeys(Metric.of(key).name for key in last))
         shown = [
@@ -223,7 +227,7 @@ def results(opened: Opened, checks: Mapping[str, Any]) -> str:
         for name, word in words.items():
             one = gap[name]
             rows.append([word, _number(one["mean"]), _error(one["error"]), "", ""])
-            rows[-1][-1] = f"log p by {gap['method']}, {gap['rows']:,} rows"
+            rows[-1][-1] = f"log p: {gap['method']}, {gap['rows']:,} rows"
     if rows:
         lines.append(
             table(["quantity", "mean", "± sampling", "± between rows", "how"], rows)
@@ -231,6 +235,11 @@ def results(opened: Opened, checks: Mapping[str, Any]) -> str:
             "is the standard error of the mean over rows."
         )
     lines += [bullets(one["notes"]) for one in (evidence, gap) if one and one["notes"]]
+    if checks.get("shifted"):
+        lines.append(
+            "These are densities of the data in their own units. The terms above and the findings "
+            "below are in the units of the model, which reads standardised values."
+        )
     predictive = checks.get("predictive")
     if predictive is not None:
         extreme = [one["label"] for one in predictive["comparisons"] if one["extreme"]]
