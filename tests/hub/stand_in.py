@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
 def hub():
     """Run a hub for a while."""
     server = Hub()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server

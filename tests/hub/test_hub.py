@@ -153,7 +153,8 @@ def test_a_second_push_leaves_no_older_checkpoint(run, card, server, tmp_path):
 def test_a_saved_model_of_a_table_goes_to_a_hub_and_comes_back(server, tmp_path):
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(X, columns=["a", "b", "c"])
-    table = aevb.Schema.read(frame).fit_default(frame)
+    schema = aevb.Schema.read(frame)
+    table = aevb.TableModel(schema, schema.mixture(2))
     table.save(tmp_path / "table")
     sharing.push(tmp_path / "table", "me/table")
     assert set(server.files["me/table"]) >= {"schema.json", "weights.safetensors", "manifest.json"}

@@ -253,6 +253,166 @@ def test_a_missing_package_is_named_with_the_command(adapter, monkeypatch):
         train(trackers=[package])
 
 
+# Adapters: what they recorded, read back ----------------------------------------------------------
+
+
+def recorded_by(run: Run) -> dict[tuple[str, int], float]:
+    """The numbers of a run's history by name and step, as adapters group them."""
+    return {(name, row["step"]): value for row in run.rows for name, value in scalars(row).items()}
+
+
+def killed_and_resumed(out: Path, monkeypatch, trackers) -> Run:
+    """A run that was killed after step 17, resumed from step 10."""
+    with monkeypatch.context() as patch:
+        die_at(patch, 17)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(out=out, trackers=trackers)
+    return train(out=out, trackers=trackers, resume=True)
+
+
+def wandb_records(path: Path):
+    """Yield the records of a .wandb file: blocks of 32 kB with pieces of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if 2**15 - at % 2**15 < 7:  # no room for the head of a piece
+            at += 2**15 - at % 2**15
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last piece
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def wandb_runs(folder: Path) -> list[dict]:
+    found = []
+    for path in sorted(folder.rglob("*.wandb")):
+        one = {"rows": {}, "files": []}
+        for record in wandb_records(path):
+            if record.HasField("run") and record.run.config.update:
+                one |= {"id": record.run.run_id, "name": record.run.display_name}
+                one |= {"group": record.run.run_group, "project": record.run.project}
+                one["config"] = {
+                    each.key: json.loads(each.value_json) for each in record.run.config.update
+                }
+            if record.HasField("history"):
+                row = {
+                    "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                    for item in record.history.item
+                }
+                step = row.get("_step", record.history.step.num)
+                one["rows"] |= {(name, step): value for name, value in row.items()}
+            if record.HasField("request") and record.request.HasField("log_artifact"):
+                entries = record.request.log_artifact.artifact.manifest.contents
+                one["files"] += [entry.path for entry in entries]
+            if record.HasField("artifact"):
+                one["files"] += [entry.path for entry in record.artifact.manifest.contents]
+            if record.HasField("exit"):
+                one["exit"] = record.exit.exit_code
+        found.append(one)
+    return found
+
+
+@pytest.fixture
+def wandb_folder(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    folder = tmp_path / "w"
+    folder.mkdir()
+    return folder
+
+
+def test_wandb_recorded_the_history_of_a_run_that_was_resumed(wandb_folder, monkeypatch):
+    run = killed_and_resumed(wandb_folder / "birds", monkeypatch, [WandB(folder=wandb_folder)])
+    first, second = wandb_runs(wandb_folder)
+    identity = json.loads((wandb_folder / "birds" / TRACKING).read_text())["id"]
+    assert (first["id"], second["id"]) == (identity, identity)
+    assert (second["name"], second["group"], second["project"]) == ("birds", "", "aevb")
+    assert second["config"]["batch"] == 20
+    assert second["config"]["size/x"] == 3
+    assert (first["exit"], second["exit"]) == (1, 0)
+    rows = first["rows"] | second["rows"]
+    for key, value in recorded_by(run).items():
+        assert rows[key] == pytest.approx(value), key
+    assert set(second["files"]) == {"model.json", "config.toml", "metrics.jsonl"}
+
+
+@pytest.fixture(params=["files", "database"])
+def mlflow_client(request, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    if request.param == "files":
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        return mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    pytest.importorskip("alembic", reason="the extra mlflow is not installed")
+    return mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+@pytest.mark.filterwarnings("default")  # MLflow and SQLAlchemy warn of each other
+def test_mlflow_recorded_the_history_of_a_run_that_was_resumed(
+    mlflow_client, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    tracker = MLflow(mlflow_client.tracking_uri, weights=True)
+    run = killed_and_resumed(tmp_path / "vae" / "seed-1", monkeypatch, [tracker])
+    experiment = mlflow_client.get_experiment_by_name("aevb").experiment_id
+    (found,) = mlflow_client.search_runs([experiment])
+    assert (found.info.run_name, found.info.status) == ("vae/seed-1", "FINISHED")
+    assert found.data.tags["group"] == "vae"
+    assert (found.data.params["batch"], found.data.params["size/x"]) == ("20", "3")
+    got = {
+        (name, one.step): [
+            each.value
+            for each in mlflow_client.get_metric_history(found.info.run_id, name)
+            if each.step == one.step
+        ]
+        for name in found.data.metrics
+        for one in mlflow_client.get_metric_history(found.info.run_id, name)
+    }
+    for (name, step), value in recorded_by(run).items():
+        assert got[name.replace("(", "_").replace(")", ""), step] == [value], name  # none twice
+    files = {one.path for one in mlflow_client.list_artifacts(found.info.run_id)}
+    assert files == {"model.json", "config.toml", "metrics.jsonl", "weights.safetensors"}
+
+
+def test_trackio_recorded_the_history_of_a_run_that_was_resumed(tmp_path):
+    if find_spec("trackio") is None:
+        pytest.skip("the extra trackio is not installed")
+    # Its folder is read from the environment when it is imported.
+    code = f"""if True:
+        import json, pytest, sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_trackers import Trackio, killed_and_resumed
+        run = killed_and_resumed(Path("birds"), pytest.MonkeyPatch(), [Trackio("tried")])
+        print(json.dumps(run.rows))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"TRACKIO_DIR": str(tmp_path / "t"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    with sqlite3.connect(tmp_path / "t" / "tried.db") as database:
+        logs = database.execute("select run_name, step, metrics from metrics").fetchall()
+    identity = json.loads((tmp_path / "birds" / TRACKING).read_text())["id"]
+    assert {name for name, _, _ in logs} == {f"birds-{identity[:6]}"}
+    got: dict[tuple[str, int], list[float]] = {}
+    for _, step, text in logs:
+        for name, value in json.loads(text).items():
+            got.setdefault((name, step), []).append(value)
+    for row in rows:
+        for name, value in scalars(row).items():
+            assert got[name, row["step"]] == [pytest.approx(value)], name  # none twice
+
+
 # TensorBoard and the command line -----------------------------------------------------------------
 
 

@@ -105,7 +105,7 @@ def _send(
     url = api.create_repo(name, private=private, exist_ok=True)
     here = {item.path for item in found}
     # A checkpoint that is left from another push would be taken for the newest one.
-    stale = [path for path in api.list_repo_files(name) if ALLOWED.fullmatch(path)]
+    stale = [path for path in _paths(api.model_info(name)) if ALLOWED.fullmatch(path)]
     operations: list[Any] = [
         CommitOperationAdd(path_in_repo=item.path, path_or_fileobj=place / item.path)
         for item in found
@@ -132,8 +132,7 @@ def pull(
     api = _api(token)
     with _explained(name):
         info = api.model_info(name, revision=revision)
-        every = [one.rfilename for one in info.siblings or ()]
-        paths = [path for path in every if ALLOWED.fullmatch(path)]
+        paths = [path for path in _paths(info) if ALLOWED.fullmatch(path)]
     if "model.json" not in paths:
         raise ValueError(f"{name} holds no run of aevb: model.json is missing.")
     if len(paths) > MOST_FILES:
@@ -145,6 +144,11 @@ def pull(
         shutil.rmtree(temporary / ".cache", ignore_errors=True)
         _check(temporary, name)
     return place
+
+
+def _paths(info: Any) -> list[str]:
+    """Return the paths of the files in a repository."""
+    return [one.rfilename for one in info.siblings or ()]
 
 
 def _check(folder: Path, name: str) -> None:
@@ -207,5 +211,9 @@ def _explained(name: str) -> Iterator[None]:
         first = (str(error).splitlines() or [""])[0]
         login = " Log in by: hf auth login." if "401" in first else ""
         raise ValueError(f"The hub refused {name}: {first}{login}") from None
-    except OSError as error:
+    except Exception as error:
+        # The package takes another library for HTTP from version to version.
+        from_network = type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "requests")
+        if not from_network and not isinstance(error, OSError):
+            raise
         raise ValueError(f"The hub cannot be reached: {error}.") from None

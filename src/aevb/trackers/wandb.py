@@ -59,8 +59,9 @@ class WandB(Tracker):
             save_code=False,
             settings=wandb.Settings(console="off", silent=True),
         )
-        place = self._run.url or f"offline, in {self._run.dir}"
-        return f"Weights & Biases: {place}"
+        if mode == "online" and not self._run.offline:
+            return f"Weights & Biases: {self._run.url}"
+        return f"Weights & Biases: {mode}, in {Path(self._run.dir).parent}"
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         if "note" in values:

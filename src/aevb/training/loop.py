@@ -103,9 +103,11 @@ class Training:
         if opened.checkpoint is not None:
             self._restore(opened.checkpoint)
         check_weights(model)
+        tracking = tracking or Tracking()
+        places = tracking.start(job, self.history, closing, self.step)
         self._watch(progress, tensorboard, closing, anew=resume and opened.checkpoint is None)
-        if tracking is not None:
-            tracking.start(job, self.history, closing, self.step)
+        for place in places:
+            self.history.tell(place)
 
     # The loop -------------------------------------------------------------------------------------
 

@@ -37,13 +37,16 @@ class Tracking:
         if several:
             opened(trackers, several=True)
 
-    def start(self, job: Job, history: History, closing: ExitStack, step: int) -> None:
-        """Start the trackers of a run, in its first process. ``closing`` ends them."""
+    def start(self, job: Job, history: History, closing: ExitStack, step: int) -> list[str]:
+        """Start the trackers of a run, in its first process. ``closing`` ends them.
+
+        Return what they say about where the run can be seen.
+        """
         if not job.world.first:
-            return
+            return []
         made = opened(self.trackers, several=True) if self.several else self._made
         if not made:
-            return
+            return []
         folder = history.folder
         name, group = self._names(folder, job.settings.seed)
         info = RunInfo(
@@ -62,11 +65,12 @@ class Tracking:
             history.record_quietly(at, Event(events.TRACKER, "run", text))
 
         guarded = [Guarded(one, told) for one in made]
+        places = []
         for one in guarded:
             closing.push(_Ending(one, info.out))
-            if (where := one.start(info)) is not None:
-                history.tell(where)
+            places.append(one.start(info))
             history.track(one)
+        return [place for place in places if place is not None]
 
     def _names(self, folder: Folder | None, seed: int) -> tuple[str, str | None]:
         if folder is not None:
