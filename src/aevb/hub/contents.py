@@ -29,7 +29,7 @@ WHAT = {
     SCHEMA: "names, kinds, ranges and levels of the columns",
     "weights.safetensors": "the weights",
     "optimizer.safetensors": "the state of the optimiser, or nothing without --resumable",
-    "manifest.json": "hashes of the files, and the state of the training",
+    "manifest.json": "hashes of the files, the state of the training, and ranges of columns",
 }
 # The only files that are sent or fetched. None of them is executed or unpickled.
 ALLOWED = re.compile(
