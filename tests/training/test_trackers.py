@@ -288,6 +288,9 @@ def wandb_records(path: Path):
 
 
 def wandb_runs(folder: Path) -> list[dict]:
+    import wandb
+
+    wandb.teardown()  # its process writes the files after the end of a run
     found = []
     for path in sorted(folder.rglob("*.wandb")):
         one = {"rows": {}, "files": []}
