@@ -12,9 +12,11 @@ import aevb
 from aevb import Model, Normal, Run, fit
 from aevb.cli.options import record_command
 from aevb.data.datasets import Recipe
+from aevb.model_card import parts
 from aevb.model_card.markdown import block, front_matter, plain, table
 from aevb.model_card.parts import COMMAND
 from aevb.page import checks
+from aevb.page.notebook import opened_subject, subject_of_run
 
 X = 1000 + np.random.default_rng(0).normal(size=(60, 3)).round(6)
 
@@ -107,8 +109,11 @@ def test_the_data_are_described_without_a_cell_or_a_folder(card):
 
 
 def test_limits_and_findings_say_what_is_known_and_what_is_not(card, run):
-    assert "Whether the model was trained on the rows of the results is not" in section(
-        card, "Limits"
+    told = "Whether the model was trained on the rows of the results is not recorded."
+    assert told in section(card, "Limits")
+    opened = opened_subject(subject_of_run(run, {"x": X[:40] - 1000}, None), run)
+    assert parts.limits(opened, {}, ()).startswith(
+        "- The results are of rows that the model was trained on"
     )
     found = rows_of(section(card, "Findings"))
     assert {"level", "ok"} <= set(found)

@@ -145,7 +145,7 @@ def test_runs_of_several_seeds_have_a_tracker_each_and_a_group(tmp_path):
         return made[-1]
 
     train(out=tmp_path / "vae", trackers=[tracker], seeds=[3, 5])
-    runs = {one.run.name: one for one in made if one.run is not None}
+    runs = {one.run.name: one for one in made}
     assert {name: one.run.group for name, one in runs.items()} == {
         "vae/seed-3": "vae",
         "vae/seed-5": "vae",

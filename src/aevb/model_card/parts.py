@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aevb.comparison.entrants import trained_here
 from aevb.estimate.metric_names import BESIDES, Metric
 from aevb.model_card.markdown import block, bullets, plain, table
 from aevb.page.sections import Opened
 from aevb.training.checkpoint import latest_manifest
-from aevb.training.events import FOLDER, events
+from aevb.training.events import FOLDER, TRACKER, events
 from aevb.training.settings import Settings
 from aevb.version import __version__
 
@@ -237,8 +238,13 @@ def results(opened: Opened, checks: Mapping[str, Any]) -> str:
     lines += [bullets(one["notes"]) for one in (evidence, gap) if one and one["notes"]]
     if checks.get("shifted"):
         lines.append(
-            "These are densities of the data in their own units. The terms above and the findings "
-            "below are in the units of the model, which reads standardised values."
+            "These are densities of the data in their own units. Terms of the training and numbers "
+            "in the findings are in the units of the model, which reads standardised values."
+        )
+    if evidence is not None and gap is not None and gap["rows"] != evidence["rows"]:
+        lines.append(
+            f"The ELBO and the gap are of {gap['rows']:,} of these rows, because they take longer; "
+            f"the gap is not the difference to log p of {evidence['rows']:,} rows."
         )
     predictive = checks.get("predictive")
     if predictive is not None:
@@ -277,6 +283,8 @@ def limits(opened: Opened, checks: Mapping[str, Any], problems: Sequence[str]) -
     assert opened.model is not None
     found = []
     judged = opened.subject.judged.name if opened.subject is not None else None
+    if judged == "" and _were_trained_on(opened):
+        judged = "training"
     if judged == "training":
         found.append(
             "The results are of rows that the model was trained on, so they look better than they "
@@ -298,7 +306,7 @@ def limits(opened: Opened, checks: Mapping[str, Any], problems: Sequence[str]) -
     found += [
         f"During training: {without_paths(str(event), opened)}"
         for event in events(rows)
-        if event.kind != FOLDER
+        if event.kind not in (FOLDER, TRACKER)
     ]
     if opened.state == "training":
         found.append("The run was still training when this card was made.")
@@ -306,6 +314,14 @@ def limits(opened: Opened, checks: Mapping[str, Any], problems: Sequence[str]) -
         found.append("All numbers are of one run; another seed gives others.")
     found += [f"Not computed: {problem}" for problem in problems]
     return bullets(dict.fromkeys(found)) if found else "None were found."
+
+
+def _were_trained_on(opened: Opened) -> bool:
+    """Whether the rows that judge a run are recorded as those that it was trained on."""
+    subject = opened.subject
+    if subject is None or opened.folder is None or opened.run is None:
+        return False
+    return trained_here(opened.folder, subject.source(len(subject.splits) - 1)) is True
 
 
 # Use ----------------------------------------------------------------------------------------------
@@ -326,6 +342,9 @@ def use(opened: Opened, repo: str | None) -> str:
         )
     else:
         load = "load_run" if opened.run is not None else "load"
+        if opened.folder is None:
+            load, here = "load", "model"
+            lines.append("The run has no folder; `run.model.save('model')` saves the model.")
         first = opened.model.graph.observed[0]
         code = (
             f"import aevb\n\nmodel = aevb.{load}({here!r})\n"

@@ -32,10 +32,11 @@ class Tracking:
         self.trackers, self.several = trackers, several
         self.tensorboard = TENSORBOARD in trackers
         self._unsaved = uuid.uuid4().hex[:6]  # names the runs that have no folder
-        # Made before the first step, so that a missing package is refused before the data are read.
+        # Made before the data are read, so that a missing package is refused at once. Those of
+        # several runs are made when each of them starts.
         self._made = [] if several else opened(trackers, several=False)
         if several:
-            opened(trackers, several=True)
+            opened([one for one in trackers if isinstance(one, str)], several=True)
 
     def start(self, job: Job, history: History, closing: ExitStack, step: int) -> list[str]:
         """Start the trackers of a run, in its first process. ``closing`` ends them.
