@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from aevb import Model, Normal, Run, fit
+from aevb.cli import main
 from aevb.cli.options import trackers_of
 from aevb.trackers import MLflow, RunInfo, Tracker, TrackerWarning, Trackio, WandB, scalars
 from aevb.training.distributed import World
@@ -422,6 +423,22 @@ def test_trackio_recorded_the_history_of_a_run_that_was_resumed(tmp_path):
 def test_tensorboard_is_a_tracker_by_its_name(tmp_path):
     train(out=tmp_path, trackers=["tensorboard"])
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_the_command_line_tracks_the_run_of_a_table(tmp_path, monkeypatch, capsys):
+    lines = ["a,b,c", *(",".join(map(str, row)) for row in X.round(3).tolist())]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "table.csv", "--model", "factors", "--set", "latent=1"]
+    monkeypatch.setattr("sys.argv", ["aevb", *words, "--track", "tensorboard", "--out", "run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert (end.value.code, capsys.readouterr().err) == (0, "")
+    assert list(Path("run/tensorboard").glob("events.*"))
+    monkeypatch.setattr("sys.argv", ["aevb", "train", "table.csv", "--track", "tensorboard"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--tensorboard has no meaning for the default density" in capsys.readouterr().err
 
 
 def test_the_command_line_takes_several_trackers_once():

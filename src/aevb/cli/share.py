@@ -47,7 +47,9 @@ def push(
     Example: aevb push run me/penguins --license mit
     """
     from aevb import hub
+    from aevb.hub.transfer import check_ready
 
+    check_ready(name)  # before the card is made, which may take a minute
     own = run / "README.md"
     if own.is_file() and (about or license):
         raise ValueError(

@@ -171,6 +171,12 @@ def _check(folder: Path, name: str) -> None:
         raise ValueError(f"{name} was fetched, but cannot be used: {text}") from None
 
 
+def check_ready(name: str) -> None:
+    """Raise ValueError if a push or a pull must fail: a wrong name, or a missing package."""
+    _check_name(name)
+    _api(None)
+
+
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise ValueError(f'The name of a repository is "user/name", got {name!r}.')
