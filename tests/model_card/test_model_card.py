@@ -171,6 +171,9 @@ def test_the_command_writes_the_card_beside_the_run(run, tmp_path, monkeypatch, 
     assert "aevb card birds --license mit" in text
     assert "birds.csv" in out  # the rows are not here, and the command says so
     assert "somebody" not in text
+    with pytest.raises(SystemExit):
+        main()
+    assert "README.md exists, and may have been edited." in capsys.readouterr().err
 
 
 def test_texts_cannot_break_out_of_the_card():

@@ -34,6 +34,9 @@ def card(
     ] = None,
     about: About = None,
     license: License = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a card that is there.")
+    ] = False,
 ) -> None:
     """Write a model card: what the run is, how good it is, and where its limits are.
 
@@ -47,6 +50,11 @@ def card(
     from aevb.model_card import card_of
 
     out = out or run / "README.md"
+    if out.exists() and not overwrite:
+        raise ValueError(
+            f"{out} exists, and may have been edited. Replace it by --overwrite, or write to "
+            f"another file: --out FILE.md."
+        )
     if data is not None:
         refuse_input(out, data)
     given = {"--data": data, "--about": about, "--license": license}
