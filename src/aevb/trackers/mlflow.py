@@ -26,7 +26,7 @@ class MLflow(Tracker):
     ``uri`` is the tracking URI, such as ``sqlite:///mlflow.db`` or the address of a server; by
     default ``MLFLOW_TRACKING_URI`` or MLflow's own default, a database ``mlflow.db`` in the current
     folder. ``experiment`` is by default ``MLFLOW_EXPERIMENT_NAME`` or "aevb". ``files`` keeps the
-    declaration and the settings as artifacts, and ``weights`` also the weights.
+    declaration, the settings and the history as artifacts, and ``weights`` also the weights.
 
     A resumed run goes on in the same MLflow run. Runs of several seeds or of a sweep have the tag
     ``group``. MLflow allows no brackets in names: ``kl(z)`` is recorded as ``kl_z``.

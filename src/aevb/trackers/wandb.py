@@ -19,8 +19,8 @@ class WandB(Tracker):
     Arguments that are None leave the choice to W&B: its environment variables (``WANDB_PROJECT``,
     ``WANDB_ENTITY``, ``WANDB_MODE``) and its defaults. Without ``WANDB_PROJECT`` the project is
     "aevb". ``mode`` is "online", "offline" or "disabled". ``folder`` is where W&B makes its folder
-    ``wandb``; by default the current folder. ``files`` sends the declaration and the settings, and
-    ``weights`` also the weights.
+    ``wandb``; by default the current folder. ``files`` sends the declaration, the settings and the
+    history, and ``weights`` also the weights.
 
     A resumed run goes on in the same W&B run. Runs of several seeds or of a sweep form a group.
     """
@@ -53,7 +53,7 @@ class WandB(Tracker):
             name=run.name,
             group=run.group,
             config=run.config,
-            # Offline, W&B joins the parts of a run by its id when they are sent.
+            # W&B cannot resume offline: each part of the run has a folder, with the same id.
             resume="allow" if run.step and mode == "online" else None,
             reinit="create_new",
             save_code=False,
