@@ -348,6 +348,7 @@ def test_wandb_recorded_the_history_of_a_run_that_was_resumed(wandb_folder, monk
 @pytest.fixture(params=["files", "database"])
 def mlflow_client(request, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    monkeypatch.chdir(tmp_path)  # the database keeps artifacts in the folder mlruns
     if request.param == "files":
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         return mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
@@ -359,7 +360,6 @@ def mlflow_client(request, tmp_path, monkeypatch):
 def test_mlflow_recorded_the_history_of_a_run_that_was_resumed(
     mlflow_client, tmp_path, monkeypatch
 ):
-    monkeypatch.chdir(tmp_path)
     tracker = MLflow(mlflow_client.tracking_uri, weights=True)
     run = killed_and_resumed(tmp_path / "vae" / "seed-1", monkeypatch, [tracker])
     experiment = mlflow_client.get_experiment_by_name("aevb").experiment_id
