@@ -64,6 +64,9 @@ UNTRAINED = (
     "vae.cpu()",
     "learning_rate=",
     "draws.groups()",
+    "print(scalars(",
+    'split("## Model")',
+    "hub.contents(",
 )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from aevb.cli import card as card_command
 from aevb.cli import (
     cluster_table,
     compare,
@@ -20,6 +21,7 @@ from aevb.cli import (
     reproduce,
     score_table,
     serve,
+    share,
     sweep,
     train,
     use,
@@ -76,6 +78,9 @@ app.command(rich_help_panel="Runs")(doctor.check)
 app.command(rich_help_panel="Runs")(estimators.estimators)
 app.command(rich_help_panel="Runs")(serve.serve)
 app.command(rich_help_panel="Runs")(page_command.page)
+app.command(rich_help_panel="Runs")(card_command.card)
+app.command(rich_help_panel="Runs")(share.push)
+app.command(rich_help_panel="Runs")(share.pull)
 app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 

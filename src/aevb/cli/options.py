@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import Field, fields
@@ -216,6 +217,15 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print no progress: only the result, warnings and errors."),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="NAME",
+        help="Record the run elsewhere too: wandb, mlflow, trackio or tensorboard. May be "
+        "repeated.",
+    ),
+]
 RunMissing = Annotated[
     list[str] | None,
     typer.Option(
@@ -333,6 +343,37 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"--schedule {given['schedule']}: {error}") from None
     return given
+
+
+def record_command(*folders: Path) -> None:
+    """Write the command line into the folders of the runs that it trained, for their model cards.
+
+    A resumed run keeps the command that began it.
+    """
+    import shlex
+
+    from aevb.model_card.parts import COMMAND
+
+    program = Path(sys.argv[0])
+    if program.stem != "aevb" and program.parent.name != "aevb":
+        return  # called from Python
+    for folder in folders:
+        if not (folder / COMMAND).exists():
+            text = shlex.join(["aevb", *sys.argv[1:]]) + "\n"
+            (folder / COMMAND).write_text(text, encoding="utf-8")
+
+
+def trackers_of(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of ``--track``. Refuse a wrong one, and one whose package is missing."""
+    from aevb.trackers.opening import NAMES, opened
+
+    for name in names or ():
+        if name not in NAMES:
+            raise ValueError(
+                f"Unknown --track {name}. Choose {', '.join(NAMES[:-1])} or {NAMES[-1]}."
+            )
+    opened(names or (), several=False)
+    return tuple(dict.fromkeys(names or ()))
 
 
 def check_evidence(name: str) -> None:

@@ -22,6 +22,7 @@ from aevb.cli.options import (
     Prepare,
     Quiet,
     SplitSeed,
+    Track,
     Validation,
     Without,
     check_evidence,
@@ -32,6 +33,7 @@ from aevb.cli.options import (
     path,
     silent,
     takes_settings,
+    trackers_of,
 )
 from aevb.cli.sweep_table import ModelOfTable, model_of
 from aevb.cli.train import refuse_for_tables, refuse_table_options
@@ -58,6 +60,7 @@ class NamedModel:
     hold_out: float
     split: int
     device: str
+    track: tuple[str, ...] = ()
 
     def model(self, arguments: Mapping[str, str]) -> Model:
         from aevb.cli.model_argument import resolve
@@ -119,6 +122,7 @@ class NamedModel:
             resume=resume,
             recipe=rows.recipe,
             progress=False,
+            trackers=self.track,
             **{**self._defaults(), **settings},
         )
 
@@ -198,6 +202,7 @@ def sweep(
         int | None, typer.Option("--evidence-samples", help="Samples of that estimate.")
     ] = None,
     device: Device = "auto",
+    track: Track = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -238,6 +243,7 @@ def sweep(
     if hold_out is None:
         hold_out = HOLD_OUT if validation is None and data not in NAMES else 0.0
     marks, device = marks_of(missing), device_of(device)
+    trackers = trackers_of(track)
     builder: NamedModel | ModelOfTable
     if names_table(model):
         refuse_for_tables(model, data, prepare, None)
@@ -252,7 +258,7 @@ def sweep(
             split,
         )
         # Several seeds are starts of their own, so that they differ.
-        builder = ModelOfTable(model, options, 1 if seeds > 1 else None, device)
+        builder = ModelOfTable(model, options, 1 if seeds > 1 else None, device, trackers)
         with silent(quiet):
             print(f"{builder.described()}\n")
     else:
@@ -260,7 +266,9 @@ def sweep(
         if data is None:
             raise ValueError("Say which data to train on, e.g. --data digits or --data table.csv.")
         markers = tuple(only_numbers(missing) or ())
-        builder = NamedModel(model, data, prepare, markers, validation, hold_out, split, device)
+        builder = NamedModel(
+            model, data, prepare, markers, validation, hold_out, split, device, trackers
+        )
     recorded = Settings(**given).record()
     named = {
         "model": model,

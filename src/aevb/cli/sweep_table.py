@@ -28,6 +28,7 @@ class ModelOfTable:
     options: TableOptions
     starts: int | None  # of a mixture; None for several
     device: str
+    track: tuple[str, ...] = ()
 
     def model(self, arguments: Mapping[str, str]) -> Model:
         from aevb.tables.selection import declare
@@ -86,6 +87,7 @@ class ModelOfTable:
                 resume=resume,
                 recipe=recipe,
                 progress=False,
+                trackers=self.track,
                 **settings,
             )
             assert fitted.run is not None

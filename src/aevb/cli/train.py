@@ -30,6 +30,7 @@ from aevb.cli.options import (
     Quiet,
     Set,
     SplitSeed,
+    Track,
     Validation,
     Without,
     check_resume,
@@ -38,7 +39,9 @@ from aevb.cli.options import (
     in_its_words,
     pairs,
     path,
+    record_command,
     takes_settings,
+    trackers_of,
 )
 from aevb.cli.serve import page_beside
 from aevb.cli.train_table import TableOptions, names_table, train_table
@@ -121,6 +124,7 @@ def train(
         bool,
         typer.Option("--tensorboard", help="Write scalars for TensorBoard into the run's folder."),
     ] = False,
+    track: Track = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -182,6 +186,7 @@ def train(
     from aevb.zoo import recipes, zoo
 
     asked = given_settings(settings)
+    trackers = trackers_of([*(track or ()), *["tensorboard"] * tensorboard])
     if names_table(model):
         refuse_for_tables(model, data, prepare, seeds)
         given = _over(read_toml(config) if config is not None else {}, asked)
@@ -202,7 +207,7 @@ def train(
             options,
             given,
             device=device,
-            tensorboard=tensorboard,
+            trackers=trackers,
             resume=resume,
             serve=serve,
             quiet=quiet,
@@ -292,7 +297,7 @@ def train(
         "resume": resume,
         "device": target,
         "progress": not quiet,
-        "tensorboard": tensorboard,
+        "trackers": trackers,
     }
     check = loaded.test.data if loaded.test else None
     with page_beside(places, wanted=serve and speaks):
@@ -319,6 +324,7 @@ def _report(runs: list[Run], places: list[Path], out: Path, *, quiet: bool) -> N
     """Draw the curves of the runs, and print where they are and what to do next."""
     for run, place in zip(runs, places, strict=True):
         run.plot(place / "curves.png")
+        record_command(place)
     first = runs[0]
     apart = "" if quiet else "\n"
     if places == [out]:

@@ -16,7 +16,7 @@ import typer
 from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
-from aevb.cli.options import check_resume, fit_device, in_its_words, silent
+from aevb.cli.options import check_resume, fit_device, in_its_words, record_command, silent
 from aevb.cli.serve import page_beside
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import DENSITY, read_arguments
@@ -103,7 +103,7 @@ def train_table(
     settings: Mapping[str, Any],
     *,
     device: str,
-    tensorboard: bool,
+    trackers: Sequence[str],
     resume: bool,
     serve: bool,
     quiet: bool = False,
@@ -125,7 +125,7 @@ def train_table(
     if options.hold_out and options.validation:
         raise ValueError("Use --hold-out or --validation, not both.")
     if name == DENSITY:
-        _refuse_settings(settings, device, resume=resume, tensorboard=tensorboard)
+        _refuse_settings(settings, device, resume=resume, trackers=trackers)
     target = "cpu" if name == DENSITY else fit_device(device)
     if resume:
         check_resume(out, [out])
@@ -182,7 +182,7 @@ def train_table(
                 starts=STARTS if name == "mixture" and None in arguments.values() else None,
                 hide=HIDE if networks else 0.0,
                 progress=None if (networks or shown) and not quiet else False,
-                tensorboard=tensorboard,
+                trackers=trackers,
                 recipe=recipe,
                 **settings,
             )
@@ -257,11 +257,12 @@ def _parts(fitted: TableModel) -> str:
 
 
 def _refuse_settings(
-    settings: Mapping[str, Any], device: str, *, resume: bool, tensorboard: bool
+    settings: Mapping[str, Any], device: str, *, resume: bool, trackers: Sequence[str]
 ) -> None:
     """Refuse options of training that the default density has no use for."""
     given = [f"--{name.replace('_', '-')}" for name in settings if name != "seed"]
-    given += ["--resume"] * resume + ["--tensorboard"] * tensorboard
+    given += ["--resume"] * resume
+    given += ["--tensorboard" if name == "tensorboard" else f"--track {name}" for name in trackers]
     given += [f"--device {device}"] * (device not in ("auto", "cpu"))
     if given:
         raise ValueError(
@@ -275,6 +276,7 @@ def _write_notes(folder: Path, fitted: TableModel, lines: Sequence[str]) -> None
     """Write what was printed of the training, and the columns."""
     text = "\n".join([*lines, "", str(fitted.schema)]) + "\n"
     (folder / NOTES).write_text(text, encoding="utf-8")
+    record_command(folder)
 
 
 def read_named_table(table: str, options: TableOptions) -> tuple[TableFile, Schema, Recipe]:

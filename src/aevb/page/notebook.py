@@ -79,9 +79,21 @@ def page_of_run(
         command = run.out is not None and (run.out / "data.json").is_file()
         also = f" `aevb page {run.out}` reads those of the training." if command else ""
         raise ValueError(f"A page shows rows: run.page({{{first}}}).{also}")
+    subject = subject_of_run(run, data, labels)
+    subject = replace(subject, image=image if image is not None else _image(subject))
+    if image is not None and int(np.prod(image)) != graph.size(graph.observed[0]):
+        raise ValueError(
+            f"image={image} has {int(np.prod(image))} pixels, but {graph.observed[0]} has "
+            f"{graph.size(graph.observed[0])} entries."
+        )
+    return _page(subject, run, out, rows)
+
+
+def subject_of_run(run: Run, data: Mapping[str, Any], labels: Any) -> Subject:
+    """Return a run with rows and their labels, both checked."""
     if not isinstance(data, Mapping):
         raise ValueError(
-            f"data are arrays by variable, such as {{{graph.observed[0]!r}: X}}; got a "
+            f"data are arrays by variable, such as {{{run.model.graph.observed[0]!r}: X}}; got a "
             f"{type(data).__name__}."
         )
     names: tuple[str, ...] = ()
@@ -100,25 +112,24 @@ def page_of_run(
     n = subject.source(0).n
     if labels is not None and len(labels) != n:
         raise ValueError(f"There are {n} rows, but {len(labels)} labels.")
-    subject = replace(subject, image=image if image is not None else _image(subject))
-    if image is not None and int(np.prod(image)) != graph.size(graph.observed[0]):
-        raise ValueError(
-            f"image={image} has {int(np.prod(image))} pixels, but {graph.observed[0]} has "
-            f"{graph.size(graph.observed[0])} entries."
-        )
-    return _page(subject, run, out, rows)
+    return subject
 
 
 def page_of_table(
     table: TableModel, frame: Any, *, out: str | Path | None, rows: int | None
 ) -> Page:
     """Make the page of a model of a table; see :meth:`aevb.TableModel.page`."""
+    return _page(subject_of_table(table, frame), table.run, out, rows)
+
+
+def subject_of_table(table: TableModel, frame: Any) -> Subject:
+    """Return a model of a table with the rows of a frame."""
     import narwhals as nw
 
     whole = nw.from_native(frame, eager_only=True)
     known = whole.select([name for name in whole.columns if name in table.schema]).to_native()
     folder = table.folder
-    subject = Subject(
+    return Subject(
         folder.resolve().name if folder is not None else "table",
         _on_cpu(table.model),
         [Split("", table.schema.encode(known), None, None, whole.to_arrow())],
@@ -126,7 +137,6 @@ def page_of_table(
         table.run,
         schema=table.schema,
     )
-    return _page(subject, table.run, out, rows)
 
 
 def _on_cpu(model: Model) -> Model:
@@ -135,7 +145,15 @@ def _on_cpu(model: Model) -> Model:
 
 
 def _page(subject: Subject, run: Run | None, out: str | Path | None, rows: int | None) -> Page:
-    opened = Opened(
+    shown = run_section(opened_subject(subject, run), rows=MOST_ROWS if rows is None else rows)
+    found = Page(document([shown]))
+    if out is not None:
+        found.save(out)
+    return found
+
+
+def opened_subject(subject: Subject, run: Run | None) -> Opened:
+    return Opened(
         subject.name,
         subject.folder,
         subject.model,
@@ -143,10 +161,6 @@ def _page(subject: Subject, run: Run | None, out: str | Path | None, rows: int |
         [] if run is None else run.rows,
         subject=subject,
     )
-    found = Page(document([run_section(opened, rows=MOST_ROWS if rows is None else rows)]))
-    if out is not None:
-        found.save(out)
-    return found
 
 
 def _known_classes(model: Model, data: Mapping[str, Any]) -> np.ndarray | None:

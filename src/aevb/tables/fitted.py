@@ -34,6 +34,7 @@ from aevb.training.run import Run, load_run
 from aevb.training.run_folder import SCHEMA
 
 if TYPE_CHECKING:
+    from aevb.model_card import ModelCard
     from aevb.page.notebook import Page
 
 DRAWS = 200  # of the latents, where the posterior is not exact
@@ -409,6 +410,19 @@ class TableModel:
         from aevb.page.notebook import page_of_table
 
         return page_of_table(self, frame, out=out, rows=rows)
+
+    def card(
+        self,
+        frame: Any,
+        *,
+        out: str | Path | None = None,
+        about: str | None = None,
+        license: str | None = None,
+    ) -> ModelCard:
+        """Make a model card, with results on the rows of a frame; see :meth:`Run.card`."""
+        from aevb.model_card import card_of_table
+
+        return card_of_table(self, frame, out=out, about=about, license=license)
 
     def save(self, folder: str | Path) -> None:
         """Write the model and ``schema.json`` into a folder, which :func:`load_table` reads.

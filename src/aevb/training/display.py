@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, latent_of
+from aevb.trackers.protocol import Tracker
 from aevb.training.best import Best, better
 from aevb.training.run_folder import Folder
 
@@ -27,8 +28,17 @@ if TYPE_CHECKING:
 PREPARING = 20  # first steps, which may compile and capture; the measured pace excludes them
 
 
-class Watcher:
-    """Base class of displays: the loop calls its methods, which do nothing here."""
+class Watcher(Tracker):
+    """Base class of displays: trackers that the loop also calls after every step."""
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if "note" in values:
+            self.note(str(values["note"]))
+        else:
+            self.row({"step": step, **values})
+
+    def end(self, status: str) -> None:
+        self.close()
 
     def step(self, step: int) -> None:
         """Called after every step."""

@@ -29,6 +29,7 @@ ONE_SAMPLE = "one sample"
 FOLDER = "folder"
 DEVICE = "device"  # device="auto" avoids a GPU on which the model does not train
 STOPPED_EARLY = "stopped early"  # the patience of the run has run out
+TRACKER = "tracker failed"
 
 
 EVENT_FIELDS = ("note", "kind", "about", "remedy")  # the texts in the row of an event

@@ -14,6 +14,7 @@ from aevb.data.datasets import Recipe
 from aevb.model import Model
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.suggestions import did_you_mean
+from aevb.trackers.opening import Trackers
 from aevb.training.after_hook import After
 from aevb.training.checkpoint import TrainingError
 from aevb.training.checks import refuse_shared
@@ -26,6 +27,7 @@ from aevb.training.seed_folders import seed_folder
 from aevb.training.settings import ALIASES, Settings
 from aevb.training.settings_options import SettingsOptions
 from aevb.training.several_seeds import list_of_seeds, train_together
+from aevb.training.tracking import Tracking
 
 __all__ = ["TrainingError", "fit"]
 
@@ -41,6 +43,7 @@ def fit(
     device: str | torch.device | None = None,
     progress: bool | None = None,
     tensorboard: bool = False,
+    trackers: Trackers = (),
     after: After | None = None,
     seeds: None = None,
     recipe: Recipe | None = None,
@@ -57,6 +60,7 @@ def fit(
     device: str | torch.device | None = None,
     progress: bool | None = None,
     tensorboard: bool = False,
+    trackers: Trackers = (),
     after: After | None = None,
     seeds: int | Sequence[int],
     recipe: Recipe | None = None,
@@ -72,6 +76,7 @@ def fit(
     device: str | torch.device | None = None,
     progress: bool | None = None,
     tensorboard: bool = False,
+    trackers: Trackers = (),
     after: After | None = None,
     seeds: int | Sequence[int] | None = None,
     recipe: Recipe | None = None,
@@ -98,6 +103,9 @@ def fit(
             updated in a notebook, and nothing elsewhere; True also prints plain lines elsewhere;
             False prints nothing.
         tensorboard: Write scalars for TensorBoard into ``out/tensorboard``.
+        trackers: Where else the numbers of the run go: "wandb", "mlflow", "trackio",
+            "tensorboard", or objects of classes derived from :class:`aevb.trackers.Tracker`, or
+            functions that return one. If a tracker fails, the run goes on and warns.
         after: A function ``after(step, model)``, called after every validation. It may return a
             dictionary of numbers, which are recorded in the history.
         seeds: A number of runs or a list of seeds. ``seeds=8`` trains eight fresh models of the
@@ -144,7 +152,13 @@ def fit(
             'out="" names no folder. Give the folder for the run\'s files, or leave out= out.'
         )
     folder = Path(out) if out is not None else None
-    options: dict[str, Any] = {"tensorboard": tensorboard, "after": after, "recipe": recipe}
+    tracking = Tracking(trackers, several=seeds is not None)
+    options: dict[str, Any] = {
+        "tensorboard": tensorboard or tracking.tensorboard,
+        "tracking": tracking,
+        "after": after,
+        "recipe": recipe,
+    }
     if seeds is None:
         with ExitStack() as closing, sharing_cores():
             chosen = Settings(**settings)

@@ -1,14 +1,16 @@
 """The history of a run while it trains: its rows of numbers and its notes.
 
-They are kept in memory, written to ``metrics.jsonl`` and shown on the displays.
+They are kept in memory and logged by trackers: ``metrics.jsonl``, the displays and those of the
+user. Only displays are called after every step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aevb.trackers.protocol import Tracker
 from aevb.training.display import Watcher
 from aevb.training.events import FOLDER, Event
 from aevb.training.run_folder import Folder
@@ -23,6 +25,8 @@ class History:
     def __init__(self, folder: Folder | None, rows: list[dict[str, Any]]) -> None:
         self.folder, self.rows = folder, rows
         self.watchers: list[Watcher] = []
+        self._file = [] if folder is None else [MetricsFile(folder)]
+        self.trackers: list[Tracker] = [*self._file]
         self._before = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         self._began = time.perf_counter()
 
@@ -35,7 +39,13 @@ class History:
         return self._before + time.perf_counter() - self._began
 
     def watch(self, watcher: Watcher) -> None:
+        """Add a display."""
         self.watchers.append(watcher)
+        self.track(watcher)
+
+    def track(self, tracker: Tracker) -> None:
+        """Add a tracker, which gets the rows and the events from now on."""
+        self.trackers.append(tracker)
 
     def stepped(self, step: int) -> None:
         """Tell the displays that a step was taken."""
@@ -50,15 +60,12 @@ class History:
             **values,
             "seconds": round(self.seconds, 3),
         }
-        self._append(row)
-        for watcher in self.watchers:
-            watcher.row(row)
+        self._log(row, self.trackers)
         self.note_folder(step)
 
     def note(self, step: int, event: Event) -> None:
         """Record an event."""
-        self._append(event.row(step))
-        self.tell(str(event))
+        self._log(event.row(step), self.trackers)
 
     def note_once(self, step: int, event: Event) -> None:
         """Record an event unless the run, or the run that it resumes, has already recorded it."""
@@ -78,7 +85,22 @@ class History:
         for watcher in self.watchers:
             watcher.note(text)
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def record_quietly(self, step: int, event: Event) -> None:
+        """Record an event in memory and in ``metrics.jsonl`` only."""
+        self._log(event.row(step), self._file)
+
+    def _log(self, row: dict[str, Any], trackers: Sequence[Tracker]) -> None:
         self.rows.append(row)
-        if self.folder is not None:
-            self.folder.append(row)
+        values = {name: value for name, value in row.items() if name != "step"}
+        for tracker in trackers:
+            tracker.log(row["step"], values)
+
+
+class MetricsFile(Tracker):
+    """The file ``metrics.jsonl`` of a run's folder. If it cannot be written, the run stops."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.folder.append({"step": step, **values})

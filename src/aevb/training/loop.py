@@ -41,6 +41,7 @@ from aevb.training.step import Wanted
 from aevb.training.step_queue import StepQueue
 from aevb.training.steppers import stepper_for
 from aevb.training.threads import threads, worth
+from aevb.training.tracking import Tracking
 from aevb.training.trained_factors import record_trained_factors
 from aevb.training.trouble import advice
 from aevb.training.validation import Validation
@@ -62,6 +63,7 @@ class Training:
         *,
         progress: bool | None = False,
         tensorboard: bool = False,
+        tracking: Tracking | None = None,
         after: After | None = None,
         recipe: Recipe | None = None,
     ) -> None:
@@ -102,7 +104,11 @@ class Training:
         if opened.checkpoint is not None:
             self._restore(opened.checkpoint)
         check_weights(model)
+        tracking = tracking or Tracking()
+        places = tracking.start(job, self.history, closing, self.step)
         self._watch(progress, tensorboard, closing, anew=resume and opened.checkpoint is None)
+        for place in places:
+            self.history.tell(place)
 
     # The loop -------------------------------------------------------------------------------------
 

@@ -118,6 +118,11 @@ def check_resumable(
     out: Path, found: Checkpoint, job: Job, recorded: dict[str, Any], recipe: Recipe | None
 ) -> list[str]:
     """Raise unless the run goes on as the checkpoint's run would; return notes to record."""
+    if not found.state.get("resumable", True):
+        raise CheckpointError(
+            f"{out} was shared without the state of its optimiser, so it cannot be resumed. Start "
+            f"a new run from its weights: fit(aevb.load_run({str(out)!r}), …)."
+        )
     # A setting that did not exist at that time had its default.
     before = Settings().record() | {"numbers": 1, "compile": False}
     there = before | found.state["settings"]

@@ -36,6 +36,7 @@ from aevb.training.settings import Settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from aevb.model_card import ModelCard
     from aevb.page.notebook import Page
 
 
@@ -252,6 +253,33 @@ class Run:
         from aevb.page.notebook import page_of_run
 
         return page_of_run(self, data, labels, image=image, out=out, rows=rows)
+
+    def card(
+        self,
+        data: Mapping[str, Any] | None = None,
+        labels: Any = None,
+        *,
+        out: str | Path | None = None,
+        about: str | None = None,
+        license: str | None = None,
+    ) -> ModelCard:
+        """Make a model card: what this run is, how good it is, and where its limits are.
+
+        The card is Markdown with the front matter that model hubs read. Its numbers come from the
+        run and from ``data``, rows as for :func:`fit`, by which it is judged; without ``data`` it
+        says that the results were not computed. It holds no cell of the data. ``labels`` are class
+        numbers [N], −1 where unknown, or texts. ``about`` says what the model is for, ``license``
+        is an identifier such as "mit", and ``out`` is a file to write, such as README.md.
+
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> fit(model, {"x": x}, steps=20).card()
+        ModelCard of run; card.save('README.md') writes it
+        """
+        from aevb.model_card import card_of_run
+
+        return card_of_run(self, data, labels, out=out, about=about, license=license)
 
 
 def load_run(out: str | Path, which: str = "best") -> Model:

@@ -33,6 +33,7 @@ except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
 SCHEMA = "schema.json"  # the columns of the table that a run models
+TRACKING = "tracking.json"  # the id by which trackers know the run
 _REMEDIES = {
     errno.ENOSPC: "Make room",
     errno.EDQUOT: "Make room in your quota",
@@ -301,7 +302,7 @@ def _began_here(path: Path, names: list[str]) -> bool:
             content = file.read(200)
     except (OSError, ValueError):
         return False
-    whole = ("model.json", "data.json", "config.toml", "metrics.jsonl", SCHEMA)
+    whole = ("model.json", "data.json", "config.toml", "metrics.jsonl", SCHEMA, TRACKING)
     ours = {".lock", "checkpoints", "tensorboard", *whole, *(f"{name}.writing" for name in whole)}
     return bool(re.fullmatch(r"\d+\n([0-9a-f]{32}\n(pid:\S+\n)?)?", content)) or (
         not content and ours.issuperset(names) and _is_ours(path / "model.json")
