@@ -23,6 +23,7 @@ from aevb.declare.networks import (
     mlp,
     table,
 )
+from aevb.declare.own_networks import wrap
 from aevb.declare.registry import register
 from aevb.declare.switching import switching
 from aevb.derive.divergences import register_kl
@@ -100,4 +101,5 @@ __all__ = [
     "register_kl",
     "switching",
     "table",
+    "wrap",
 ]

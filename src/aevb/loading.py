@@ -22,18 +22,30 @@ MOST_UNWEIGHTED = 1000  # parents, or given variables, without weights
 MOST_MADE = 20  # tensors created while building, per tensor of weights and per factor
 
 
-def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
+def from_declaration(
+    declaration: Mapping[str, Any],
+    custom: Iterable[type] = (),
+    *,
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Build a new model from :meth:`aevb.Model.declaration`.
 
-    ``custom`` holds your own classes that are not registered.
+    ``custom`` and ``modules`` are those of :func:`load`.
     """
-    return Model(**deserialize(declaration, custom))
+    return Model(**deserialize(declaration, custom, modules))
 
 
-def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
+def load(
+    path: str | Path,
+    custom: Iterable[type] = (),
+    *,
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Load a model that :meth:`aevb.Model.save` wrote, and check its files against their hashes.
 
-    ``custom`` holds your own classes that are not registered. Loading unpickles nothing and imports
+    ``custom`` holds your own classes of conditionals and networks that are not registered.
+    ``modules`` holds your own torch modules and functions, by factor:
+    ``modules={"q(z|x)": Encoder()}``; the weights come from the file. Loading unpickles nothing and imports
     nothing. It raises ValueError if the folder holds no model or a damaged one.
     """
     from safetensors import SafetensorError, safe_open
@@ -41,7 +53,7 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
 
     folder = Path(path)
     places = checked_files(folder)
-    model = read_model(places["model.json"], places["weights.safetensors"], custom)
+    model = read_model(places["model.json"], places["weights.safetensors"], custom, modules)
     try:
         weights = load_file(places["weights.safetensors"])
         with safe_open(places["weights.safetensors"], "pt") as file:
@@ -57,7 +69,12 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
     return model
 
 
-def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
+def read_model(
+    path: Path,
+    weights: Path,
+    custom: Iterable[type] = (),
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Build a new model from its declaration file.
 
     Compare its sizes with the header of the weights file before allocating memory.
@@ -77,7 +94,7 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
         with _Budget(
             MOST_FIXED + 2 * sum(map(math.prod, found.values())), MOST_MADE * (len(found) + factors)
         ):
-            model = from_declaration(declaration, custom)
+            model = from_declaration(declaration, custom, modules=modules)
     except ValueError:
         raise
     except (

@@ -225,6 +225,38 @@ class Network:
         """
         return ()
 
+    def dropouts_of(
+        self, parents: Mapping[str, Shape], shape: Shape
+    ) -> tuple[tuple[float, int], ...]:
+        """The dropout masks for these parents, if the widths of the layers depend on them."""
+        if type(self).make is Network.make:
+            return self.dropouts()
+        from aevb.declare.own_networks import dropouts_of
+
+        return dropouts_of(self, parents, shape)
+
+    def make(self, parents: Mapping[str, Shape], shape: Shape) -> nn.Module:
+        """Make a torch module that is called with the parents' tensors, each [rows, *its shape].
+
+        A subclass defines either this or :meth:`build`. ``shape`` is the shape of the variable. The
+        module returns the raw parameters of the family, or features for a linear layer
+        (:class:`aevb.wrap`).
+
+        >>> @dataclass(frozen=True, repr=False)
+        ... class encoder(Network):
+        ...     width: int = 64
+        ...
+        ...     def make(self, parents, shape):
+        ...         inputs = sum(math.prod(parent) for parent in parents.values())
+        ...         return nn.Sequential(nn.Flatten(), nn.Linear(inputs, self.width), nn.GELU())
+        >>> encoder(8).build({"x": (1, 4, 4)}, [2, 2], (2,), ()).heads
+        Linear(in_features=8, out_features=4, bias=True)
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no method build. Define make(parents, shape), which "
+            f"returns a torch module, or build(parents, heads, shape, masked)."
+        )
+
     def build(
         self,
         parents: Mapping[str, Shape],
@@ -240,10 +272,9 @@ class Network:
         lists (empty outside training). ``masked`` lists the labels of the parents for which
         ``first`` gets a mask of missing entries in ``missing``.
         """
-        raise TypeError(
-            f"{type(self).__name__} has no method build. Define build(parents, heads, shape, "
-            f"masked)."
-        )
+        from aevb.declare.own_networks import build_own
+
+        return build_own(self, parents, heads, shape, masked)
 
 
 @register
