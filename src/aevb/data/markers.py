@@ -86,6 +86,7 @@ def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> l
             or not isinstance(raw, np.ndarray | Tensor)
             or raw.ndim < 1
             or not len(raw)
+            or (raw.ndim > 2 and str(raw.dtype) in ("uint8", "torch.uint8"))  # pixels
         ):
             continue
         some = raw[np.linspace(0, len(raw) - 1, min(LOOK, len(raw))).astype(int)]
