@@ -123,8 +123,12 @@ NETWORKS: dict[str, Entry] = {
     "mlp, sizes by name": Entry(mlp(hidden=(5, 6)), **BOTH),
     "mlp of logarithms": Entry(mlp(5, log=True), **BOTH),
     "conv": Entry(conv(3, 4), **BOTH),
-    "conv, all settings": Entry(conv(3, hidden=7, activation="elu", init="glorot_uniform"), **BOTH),
-    "deconv": Entry(deconv(3, 4, hidden=7), {"z": (4,), "y": (3,)}, [32, 32], (2, 4, 4)),
+    "conv, all settings": Entry(
+        conv(3, hidden=7, activation="elu", init="glorot_uniform", dropout=0.2), **BOTH
+    ),
+    "deconv": Entry(
+        deconv(3, 4, hidden=7, dropout=0.2), {"z": (4,), "y": (3,)}, [32, 32], (2, 4, 4)
+    ),
     "linear, a fixed parent": Entry(linear(fixed={"y": [[1, 0, 2], [0, 1, -0.5]]}), **BOTH),
     "switching": Entry(switching("y"), **BOTH),
     "switching, no bias": Entry(switching("y", bias=False, init="normal"), **BOTH),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 GREY = ("1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I", "F")
 NAMED = 3  # files that a message names
+ORIENTATION = 0x0112  # the EXIF tag
 
 
 def images(
@@ -77,6 +78,35 @@ def images(
     labels = [-1 if group is None else numbers[group] for group in groups]
     pixels = _read(files, place, wanted, colour)
     return Images(pixels, np.array(labels), 256, tuple(names), tuple(files))
+
+
+def shape_of(folder: Path, size: tuple[int, int] | None = None) -> tuple[int, int, int]:
+    """The shape (channels, height, width) of a folder's images, from the headers of its files.
+
+    Files that cannot be read are left out; :func:`images` names them.
+    """
+    from PIL import Image
+
+    found, colour = size, False
+    for file in _files(folder):
+        try:
+            with Image.open(file) as opened:
+                turned = opened.getexif().get(ORIENTATION, 1) > 4  # by a quarter or three quarters
+                found = found or (opened.size if turned else opened.size[::-1])
+                colour = colour or opened.mode not in GREY
+        except Exception:
+            continue
+    height, width = found or (1, 1)
+    return (3 if colour else 1, height, width)
+
+
+def classes_of(folder: Path) -> list[str]:
+    """The names of the subfolders that hold images."""
+    return [
+        path.name
+        for path in sorted(folder.iterdir())
+        if not path.name.startswith(".") and is_image_folder(path)
+    ]
 
 
 def is_image_folder(path: Path) -> bool:

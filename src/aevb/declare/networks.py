@@ -323,8 +323,7 @@ class mlp(Network):
         _sizes("mlp", self.hidden)
         _choice("activation", activation, list(ACTIVATIONS))
         _choice("initialiser", init, INITIALIZERS)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a probability below 1, got {dropout}.")
+        _check_dropout(dropout)
         if self.hidden and not bias:
             raise ValueError(
                 "mlp with hidden layers always has biases; only linear() takes bias=False."
@@ -423,7 +422,7 @@ class MLP(nn.Module):
         return affine(h, self.heads.weight, self.heads.bias, full=True)
 
     def _drop(self, h: Tensor, i: int, keep: Sequence[Tensor]) -> Tensor:
-        return h * (keep[i] * (1 / (1 - self.spec.dropout))).to(h.dtype) if keep else h
+        return _dropped(h, keep[i], self.spec.dropout) if keep else h
 
 
 @register
@@ -431,13 +430,15 @@ class MLP(nn.Module):
 class conv(Network):
     """Convolutions for image-shaped parents, then one dense layer: ``conv(32, 64, hidden=256)``.
 
-    The dense layer reads all parents.
+    Each convolution halves height and width, which may be any numbers. The dense layer reads all
+    parents; ``dropout`` is that of its units. All sizes follow from the shapes of the parents.
     """
 
     channels: Shape = ()
     hidden: int = 256
     activation: str = "relu"
     init: str = "default"
+    dropout: float = 0.0
 
     def __init__(
         self,
@@ -446,8 +447,12 @@ class conv(Network):
         hidden: int = 256,
         activation: str = "relu",
         init: str = "default",
+        dropout: float = 0.0,
     ) -> None:
-        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
+        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init, dropout)
+
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        return ((self.dropout, self.hidden),) if self.dropout else ()
 
     def build(
         self,
@@ -470,13 +475,16 @@ class conv(Network):
 class deconv(Network):
     """A dense layer, then transposed convolutions up to an image.
 
-    For example, ``deconv(64, 32)`` for a variable of shape (1, 28, 28).
+    For example, ``deconv(64, 32)`` for a variable of shape (1, 28, 28). Each transposed convolution
+    doubles height and width, up to those of the variable, which may be any numbers. ``dropout`` is
+    that of the units of the dense layer.
     """
 
     channels: Shape = ()
     hidden: int = 256
     activation: str = "relu"
     init: str = "default"
+    dropout: float = 0.0
 
     def __init__(
         self,
@@ -485,8 +493,12 @@ class deconv(Network):
         hidden: int = 256,
         activation: str = "relu",
         init: str = "default",
+        dropout: float = 0.0,
     ) -> None:
-        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
+        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init, dropout)
+
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        return ((self.dropout, self.hidden),) if self.dropout else ()
 
     def build(
         self,
@@ -509,13 +521,19 @@ class deconv(Network):
 
 
 def _set_convolution(
-    spec: conv | deconv, channels: Shape, hidden: int, activation: str, init: str
+    spec: conv | deconv,
+    channels: Shape,
+    hidden: int,
+    activation: str,
+    init: str,
+    dropout: float,
 ) -> None:
     for name, value in {
         "channels": channels,
         "hidden": hidden,
         "activation": activation,
         "init": init,
+        "dropout": dropout,
     }.items():
         object.__setattr__(spec, name, value)
     if not channels:
@@ -526,6 +544,17 @@ def _set_convolution(
     _sizes(type(spec).__name__, (*channels, hidden))
     _choice("activation", activation, list(ACTIVATIONS))
     _choice("initialiser", init, INITIALIZERS)
+    _check_dropout(dropout)
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is a probability below 1, got {dropout}.")
+
+
+def _dropped(h: Tensor, keep: Tensor, dropout: float) -> Tensor:
+    """Units with the dropped ones set to zero; ``keep`` is 1 for a unit that is kept."""
+    return h * (keep * (1 / (1 - dropout))).to(h.dtype)
 
 
 def _halve(size: int) -> int:
@@ -550,7 +579,7 @@ class Encoder(nn.Module):
         self, spec: conv, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]
     ) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
         self.shapes = {name: shape for name, shape in parents.items() if len(shape) == 3}
         self.masked = [name for name in masked if name in self.shapes]
         self.stacks = nn.ModuleDict()
@@ -608,7 +637,9 @@ class Encoder(nn.Module):
         return image.reshape(*value.shape[:-1], -1)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        return affine(self.activation(h), self.heads.weight, self.heads.bias, full=True)
+        h = self.activation(h)
+        h = _dropped(h, keep[0], self.dropout) if keep else h
+        return affine(h, self.heads.weight, self.heads.bias, full=True)
 
 
 class Decoder(nn.Module):
@@ -621,7 +652,7 @@ class Decoder(nn.Module):
         masked: Sequence[str],
     ) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
         inputs = {name: math.prod(parent) for name, parent in parents.items()}
         self.blocks = Blocks(inputs, spec.hidden, bias=True, init=spec.init, masked=masked)
         self.sizes = [shape[1:]]
@@ -647,7 +678,9 @@ class Decoder(nn.Module):
         return self.blocks(inputs, bias=bias, missing=missing)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        image = self.activation(self.grow(self.activation(h))).reshape(-1, *self.seed)
+        h = self.activation(h)
+        h = _dropped(h, keep[0], self.dropout) if keep else h
+        image = self.activation(self.grow(h)).reshape(-1, *self.seed)
         for i, (layer, (height, width)) in enumerate(zip(self.layers, self.sizes[1:], strict=True)):
             # For an odd size, doubling gives one pixel too many.
             image = layer(image)[..., :height, :width]

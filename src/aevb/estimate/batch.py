@@ -410,7 +410,7 @@ def _layout(
         and not (pixels and len(shape) == 1 and math.prod(tensor.shape[1:]) == d)
     ):
         fix = ""
-        if len(shape) == 3 and (found := _image_shape(tensor.shape[1 + time :])) is not None:
+        if len(shape) == 3 and (found := image_shape(tensor.shape[1 + time :])) is not None:
             fix = (
                 f" Declare the shape of the data, {found}, or resize them: "
                 f"aevb.data.images(folder, size={shape[1:]})."
@@ -454,7 +454,12 @@ def _is_image_of(shape: tuple[int, ...], found: tuple[int, ...]) -> bool:
     return tuple(found) == _channels_last(shape) or (1, *found) == shape
 
 
-def _image_shape(found: tuple[int, ...]) -> tuple[int, ...] | None:
+def holds_bytes(value: Any) -> bool:
+    """Whether an array holds bytes."""
+    return str(getattr(value, "dtype", None)) in ("uint8", "torch.uint8")
+
+
+def image_shape(found: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape to declare for data of this shape, if they look like images."""
     if len(found) == 2:
         return (1, *found)
@@ -468,7 +473,7 @@ def holds_pixels(graph: Graph, name: str, value: Any) -> bool:
 
     Bytes that are all 0 or 1 are numbers.
     """
-    if str(getattr(value, "dtype", None)) not in ("uint8", "torch.uint8"):
+    if not holds_bytes(value):
         return False
     if name not in graph.shapes or graph.timed[name] or graph.size(name) == 1:
         return False

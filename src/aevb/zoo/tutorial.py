@@ -5,9 +5,9 @@ from __future__ import annotations
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM
 from aevb.declare.families import MultivariateNormal, Normal, OneHot
-from aevb.declare.networks import linear, mlp
+from aevb.declare.networks import Shape, linear, mlp
 from aevb.model import Model
-from aevb.zoo.arguments import Likelihood, choose, family_of, reading
+from aevb.zoo.arguments import Likelihood, choose, family_of, networks_of, reading
 
 
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
@@ -32,41 +32,46 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
 
 
 def vae(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 20,
     *,
     hidden: tuple[int, ...] = (500, 500),
     dropout: float = 0.1,
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
     """Variational auto-encoder (5.3), by default with the continuous Bernoulli likelihood.
 
-    That likelihood is for data in [0, 1].
+    That likelihood is for data in [0, 1]. With ``net="conv"`` and images, x = (channels, height,
+    width), the networks are convolutions with ``channels``, and a dense layer of ``hidden[0]``.
     """
-    net = mlp(*hidden, dropout=dropout)
-    family = family_of(likelihood, x, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, dropout=dropout), channels)
+    family = family_of(likelihood, x, decoder)
     return Model(
         p={"z": Normal(z), "x | z": family},
-        q={"z | x": Normal(net=reading(family, net))},
+        q={"z | x": Normal(net=reading(family, encoder))},
     )
 
 
 def cvae(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 20,
     y: int = 10,
     *,
     variant: str = "both",
     hidden: tuple[int, ...] = (500, 500),
     dropout: float = 0.1,
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
     """Conditional VAE (5.4).
 
     The label y conditions "both" prior and likelihood, the "prior" only, or the "likelihood" only.
     """
-    net = mlp(*hidden, dropout=dropout)
-    family = family_of(likelihood, x, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, dropout=dropout), channels)
+    family = family_of(likelihood, x, decoder)
     variants: dict[str, dict[str, Conditional]] = {
         "both": {"z | y": Normal(z), "x | y, z": family},
         "prior": {"z | y": Normal(z), "x | z": family},
@@ -74,26 +79,28 @@ def cvae(
     }
     return Model(
         p=choose("variant", variant, variants),
-        q={"z | x, y": Normal(net=reading(family, net))},
+        q={"z | x, y": Normal(net=reading(family, encoder))},
         given={"y": y},
     )
 
 
 def gmvae(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 64,
     y: int = 10,
     *,
     hidden: tuple[int, ...] = (512, 512),
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
     """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
 
     By default for binary data.
     """
-    net = mlp(*hidden, init="glorot_normal")
-    family = family_of(likelihood, x, net)
-    encoder = reading(family, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, init="glorot_normal"), channels)
+    family = family_of(likelihood, x, decoder)
+    encoder = reading(family, encoder)
     return Model(
         p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": family},
         q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
@@ -101,17 +108,19 @@ def gmvae(
 
 
 def m2(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 64,
     y: int = 10,
     *,
     hidden: tuple[int, ...] = (512, 512),
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
     """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both."""
-    net = mlp(*hidden, init="glorot_normal")
-    family = family_of(likelihood, x, net)
-    encoder = reading(family, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, init="glorot_normal"), channels)
+    family = family_of(likelihood, x, decoder)
+    encoder = reading(family, encoder)
     return Model(
         p={"y": OneHot(y), "z": Normal(z), "x | y, z": family},
         q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
