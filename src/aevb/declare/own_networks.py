@@ -94,12 +94,15 @@ def as_network(net: Any) -> Network | None:
     if net is None or isinstance(net, Network):
         return net
     if isinstance(net, type) and issubclass(net, Network):
-        raise ValueError(f"net={net.__name__} is a class. Write {net.__name__}(…).")
+        raise ValueError(
+            f"net={net!r} is not a network. Use linear(), mlp(500, 500), …: an object, not the "
+            f"class."
+        )
     if isinstance(net, nn.Module) or (callable(net) and not isinstance(net, type)) or is_maker(net):
         return wrap(net)
     raise ValueError(
-        f"net={net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...), a "
-        f"torch module, or a function of the parents' tensors."
+        f"net={net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...), or any "
+        f"torch module or function of the parents' tensors."
     )
 
 
