@@ -433,7 +433,7 @@ def _columns(loaded: Loaded) -> list[str]:
         shown = ", ".join(columns[:SHOWN]) + (", …" if len(columns) > SHOWN else "")
         found.append(f"{name}: {len(columns)} column{'s' * (len(columns) != 1)} ({shown}).")
     recipe = loaded.recipe
-    if recipe.image is not None and Path(recipe.data).is_dir():
+    if recipe.image is not None and recipe.folder:
         height, width = recipe.image
         names = recipe.classes or []
         shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")

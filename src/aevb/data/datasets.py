@@ -56,7 +56,8 @@ class Recipe:
     columns: Mapping[str, list[str]] | None = None  # the columns of a table, per variable
     long: bool | None = None  # whether that table had one line per step
     image: list[int] | None = None  # height and width, if rows were images
-    classes: list[str] | None = None  # the subfolders of a folder of images
+    folder: bool | None = None  # whether the data are a folder of images,
+    classes: list[str] | None = None  # and its subfolders
     steps: int | None = None  # the length of the longest sequence
     validation: str | None = None  # a file of validation rows,
     hold_out: float = 0.0  # or the fraction of rows held out for validation,
@@ -183,7 +184,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
     "mean": _finite,
     "scale": lambda value: _finite(value) and all(number > 0 for number in value),
     "hold_out": lambda value: _is(int, float)(value) and 0 <= value < 1,
-    "long": _is(bool),
+    **dict.fromkeys(("long", "folder"), _is(bool)),
     "image": lambda value: (
         isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value))
     ),
@@ -548,7 +549,8 @@ def _images(
     if len(graph.given) == 1 and found.names:
         data[next(iter(graph.given))] = found.labels
     classes = list(found.names) or None
-    recipe = replace(recipe, image=list(found.shape[1:]), classes=classes, levels=256)
+    size_of_all = list(found.shape[1:])
+    recipe = replace(recipe, folder=True, image=size_of_all, classes=classes, levels=256)
     if recipe.known is None:
         recipe = replace(recipe, prepare=default_preparation(graph, x))
     return data, found.labels if classes else None, recipe
