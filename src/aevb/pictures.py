@@ -44,7 +44,7 @@ def grid(
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
         canvas[top : top + height, left : left + width] = picture
     zoom = max(1, round(56 / height))
-    whole = Image.fromarray(np.uint8(255 * canvas.repeat(zoom, 0).repeat(zoom, 1)))
+    whole = Image.fromarray(np.uint8(np.round(255 * canvas).repeat(zoom, 0).repeat(zoom, 1)))
     picture = _labelled(whole, labels, zoom * (height + 1), zoom) if labels else whole
     with whole_file(Path(path)) as place:
         picture.save(place, format="PNG")

@@ -515,6 +515,8 @@ def impute(
             labels = array.ndim < mean.ndim and array.size < mean.size
             lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(lost.sum())
+            if mean.ndim == 4 and array.shape[1:] == (*mean.shape[2:], mean.shape[1]):
+                mean = np.moveaxis(mean, 1, -1)  # channels last, as images are stored
             array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)
