@@ -45,8 +45,8 @@ def load(
 
     ``custom`` holds your own classes of conditionals and networks that are not registered.
     ``modules`` holds your own torch modules and functions, by factor:
-    ``modules={"q(z|x)": Encoder()}``; the weights come from the file. Loading unpickles nothing and imports
-    nothing. It raises ValueError if the folder holds no model or a damaged one.
+    ``modules={"q(z|x)": Encoder()}``; the weights come from the file. Loading unpickles nothing and
+    imports nothing. It raises ValueError if the folder holds no model or a damaged one.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file

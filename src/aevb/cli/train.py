@@ -209,7 +209,9 @@ def train(
         return
     refuse_table_options(model, model_, kind, without)
     if out is None:
-        resolve(model, data, pairs("--set", set_), size=side_lengths(size))  # a wrong name is the first thing to say
+        resolve(
+            model, data, pairs("--set", set_), size=side_lengths(size)
+        )  # a wrong name is the first thing to say
         raise ValueError("Say where to write the run, e.g. --out run.")
     if seeds is not None and (seeds < 1 or asked.get("seed")):
         raise ValueError(

@@ -85,8 +85,8 @@ class Conditional:
 
     ``size`` is an int, or a shape such as (1, 28, 28); declare it once, in p. ``net`` maps the
     parents to the distribution's parameters (default: affine): a network of the library, or any
-    torch module or function of the parents' tensors (:class:`aevb.wrap`). A variable without parents has a
-    fixed standard distribution unless ``learned=True``.
+    torch module or function of the parents' tensors (:class:`aevb.wrap`). A variable without
+    parents has a fixed standard distribution unless ``learned=True``.
 
     A subclass may set ``pure = True`` if its methods have no side effects. A training step can then
     be recorded and replayed without calling its Python code again.

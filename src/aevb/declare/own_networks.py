@@ -101,8 +101,8 @@ def as_network(net: Any) -> Network | None:
     if isinstance(net, nn.Module) or (callable(net) and not isinstance(net, type)) or is_maker(net):
         return wrap(net)
     raise ValueError(
-        f"net={net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...), or any "
-        f"torch module or function of the parents' tensors."
+        f"net={net!r} is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...), or "
+        f"any torch module or function of the parents' tensors."
     )
 
 
@@ -212,9 +212,7 @@ class Wrapped(nn.Module):
         rows = h.expand(*lead, h.shape[-1]).reshape(-1, h.shape[-1])
         values = rows.split(self.widths, -1)
         shapes = self.parents.values()
-        reads = [
-            value.reshape(-1, *shape) for value, shape in zip(values, shapes, strict=False)
-        ]
+        reads = [value.reshape(-1, *shape) for value, shape in zip(values, shapes, strict=False)]
         masks = [mask.expand(*lead, mask.shape[-1]).flatten(0, -2) for mask in keep]
         with dropping(masks):
             raw = torch.cat([part.flatten(1) for part in _parts(self.call(*reads))], -1)

@@ -97,8 +97,10 @@ def _called(
 
 def _tensors(name: str, result: Any) -> list[Tensor]:
     parts = [result] if isinstance(result, Tensor) else result
-    if not isinstance(parts, list | tuple) or not parts or not all(
-        isinstance(part, Tensor) for part in parts
+    if (
+        not isinstance(parts, list | tuple)
+        or not parts
+        or not all(isinstance(part, Tensor) for part in parts)
     ):
         raise ValueError(
             f"{name} returns a {type(result).__name__}; it must return a tensor [rows, …], or a "

@@ -35,9 +35,7 @@ def register(cls: C) -> C:
         name = name_of(cls)
         other = _modules.get(name)
         if not name.isidentifier():
-            raise ValueError(
-                f"{cls!r} has no name to find it by. Define it with class or def."
-            )
+            raise ValueError(f"{cls!r} has no name to find it by. Define it with class or def.")
         if other is not None and _place(other) != _place(cls):
             raise ValueError(f"The name {name!r} is taken by {_place(other)}. Use another name.")
         _modules[name] = cls

@@ -106,12 +106,19 @@ def _by_factor(declaration: Mapping[str, Any], modules: Mapping[str, Any]) -> di
     factors = [_factor(side, key) for side in ("p", "q") for key in declaration[side]]
     found = {}
     for name, module in modules.items():
-        short = "".join(str(name).split())
-        fits = [one for one in factors if short in ("".join(one.split()), "".join(one[2:-1].split()))]
+        short = _without_spaces(str(name))
+        fits = [
+            one for one in factors if short in (_without_spaces(one), _without_spaces(one[2:-1]))
+        ]
         if len(fits) != 1:
+            which = "no factor" if not fits else "not one factor"
             raise ValueError(
-                f"modules= names {name!r}, which is {'no factor' if not fits else 'not one factor'} "
-                f"of the saved model. Its factors are {', '.join(factors)}."
+                f"modules= names {name!r}, which is {which} of the saved model. Its factors are "
+                f"{', '.join(factors)}."
             )
         found[fits[0]] = module
     return found
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())

@@ -18,7 +18,6 @@ from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
 from aevb.training.settings import penalties_of
 from aevb.training.trained_factors import known_everywhere
 
-
 PREPARED = {
     "dequantise": "dequantised to (0, 1): (x + u) / 256, with u uniform on [0, 1)",
     "threshold": "thresholded: 1 from 128 on, else 0",

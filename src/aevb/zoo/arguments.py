@@ -16,9 +16,7 @@ Likelihood = str | Conditional
 Choice = TypeVar("Choice")
 
 
-def family_of(
-    likelihood: Likelihood, size: int | Shape, net: Network | None = None
-) -> Conditional:
+def family_of(likelihood: Likelihood, size: int | Shape, net: Network | None = None) -> Conditional:
     """Return the conditional of the data, from a family's name or a conditional.
 
     It gets the model's size and network if it has none.
@@ -52,9 +50,7 @@ def reading(family: Conditional, net: Network) -> Network:
     """
     return (
         replace(net, log=True)
-        if family.support is constraints.nonnegative_integer
-        and isinstance(net, mlp)
-        and net.hidden
+        if family.support is constraints.nonnegative_integer and isinstance(net, mlp) and net.hidden
         else net
     )
 
