@@ -1,5 +1,6 @@
 from aevb.comparison import Comparison, compare
 from aevb.declare.conditionals import Conditional
+from aevb.declare.deep_networks import attention, residual
 from aevb.declare.deterministic import GRU, LSTM, Deterministic
 from aevb.declare.families import (
     Bernoulli,
@@ -80,6 +81,7 @@ __all__ = [
     "TableModel",
     "__version__",
     "alternate",
+    "attention",
     "bidirectional",
     "compare",
     "compare_estimators",
@@ -99,6 +101,7 @@ __all__ = [
     "predictive_check",
     "register",
     "register_kl",
+    "residual",
     "switching",
     "table",
     "wrap",
