@@ -29,12 +29,17 @@ def grid(
     ``images`` are arrays or tensors [N, height, width], or [N, channels, height, width] with one or
     three channels, as a model samples and reconstructs them; bytes are divided by 255. Grey levels
     are drawn as dark ink on white paper, or with ``ink=False`` as light on black, as photographs
-    are. Three channels are colours. ``labels`` stand to the left of the rows. Small images are
-    enlarged.
+    are. Three channels are colours. ``labels`` stand to the left of the rows. A dictionary holds
+    one row of images per label. Small images are enlarged.
     """
     from PIL import Image
 
-    pictures = _pictures(images)
+    if isinstance(images, Mapping):
+        labels, found = list(images), [_pictures(row) for row in images.values()]
+        columns = min(columns, *map(len, found))
+        pictures = np.concatenate([row[:columns] for row in found])
+    else:
+        pictures = _pictures(images)
     if pictures.ndim == 3 and ink:
         pictures = 1 - pictures
     n, height, width = pictures.shape[:3]

@@ -252,6 +252,10 @@ def test_pictures_of_every_form(tmp_path: Path) -> None:
     assert np.array_equal(grey[11:66:11, 11:88:11], GREYS[0])
     assert np.array_equal(pixels(torch.as_tensor(GREYS)[:, None] / 255, ink=False), grey)
     assert np.array_equal(pixels(GREYS)[11:66:11, 11:88:11], 255 - GREYS[0])
+    rows = {"data": COLOURS, "again": torch.as_tensor(COLOURS).movedim(-1, 1) / 255}
+    both = pixels(rows)
+    assert np.array_equal(both[:, -whole.shape[1] :][11:66], whole[11:66])
+    assert both.shape[0] == 11 * (2 * 6 + 1)
     with pytest.raises(ValueError, match=r"got \[9, 35\]. Reshape rows of pixels"):
         pixels(GREYS.reshape(9, 35))
 

@@ -285,16 +285,17 @@ def sizes(
         if images and not graph.timed["x"]:
             return {"x": shape}
         return {"x": shape[2] if graph.timed["x"] else shape[1] * shape[2]}
+    found: dict[str, int | tuple[int, ...]] = {}
     if is_image_folder(Path(name)):
         shape, classes = shape_of(Path(name), size), classes_of(Path(name))
-        return {"x": shape[2] if graph.timed["x"] else shape} | (
-            {"y": len(classes)} if classes else {}
-        )
+        found["x"] = shape[2] if graph.timed["x"] else shape
+        if classes:
+            found["y"] = len(classes)
+        return found
     columns, long = layout(Path(name), graph)
     x = graph.observed[0]
     if columns is not None and list(columns) == [x] and not long and not graph.timed[x]:
         return {x: len(columns[x])}  # the header says it; the rows are read once, by load
-    found: dict[str, int | tuple[int, ...]] = {}
     for variable, value in read_file(Path(name), graph, check=False, missing=missing).items():
         if variable in graph.shapes:
             rows = (0, *value[0].shape) if isinstance(value, list) else value.shape

@@ -169,7 +169,7 @@ class Program:
 
         :mod:`aevb.evidence.per_example_q` uses the offset.
         """
-        masks = []
+        masks: list[Tensor] = []
         while (name := dropout_name(entry, len(masks))) in self.noise:
             masks.append(self.noise[name])
         offset = self.noise.get(offset_name(entry))
