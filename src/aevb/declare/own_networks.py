@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -59,6 +59,8 @@ class wrap(Network):
     >>> model.factors["q(z|x, y)"].net.heads
     Linear(in_features=32, out_features=4, bias=True)
     """
+
+    own_field: ClassVar[str] = "net"
 
     net: Any = None
     output: str = "auto"

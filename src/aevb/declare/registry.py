@@ -70,16 +70,17 @@ def to_record(spec: Any) -> Any:
         record: dict[str, Any] = {"type": type(spec).__name__}
         for field in dataclasses.fields(spec):
             value = getattr(spec, field.name)
-            if field.default is dataclasses.MISSING or value != field.default:
+            if field.name == _own_field(type(spec)):
+                # An object's arguments are unknown, so it is not found by its class.
+                kind = "(…)" if isinstance(value, nn.Module) else ""
+                record[field.name] = {OWN: name_of(value) + kind}
+            elif field.default is dataclasses.MISSING or value != field.default:
                 record[field.name] = to_record(value)
         return record
     if isinstance(spec, tuple | list):
         return [to_record(item) for item in spec]
     if spec is None or isinstance(spec, bool | int | float | str):
         return spec
-    if isinstance(spec, nn.Module) or callable(spec):
-        # An object's arguments are unknown, so it is not found by its class.
-        return {OWN: name_of(spec) + ("(…)" if isinstance(spec, nn.Module) else "")}
     raise TypeError(
         f"A declaration holds numbers, strings, tuples and registered specifications, not "
         f"{type(spec).__name__}: {spec!r}."
@@ -112,10 +113,16 @@ def from_record(
     return _read(record, known, module, where)
 
 
-def _own(name: Any, module: Any, where: str) -> Any:
+def _own_field(cls: type) -> str | None:
+    """The field of a specification that holds a torch module or a function of the user."""
+    return getattr(cls, "own_field", None)
+
+
+def _own(record: Any, module: Any, where: str) -> Any:
     """The user's module or function: the given one, or a registered one of this name."""
     if module is not None:
         return module
+    name = record.get(OWN) if isinstance(record, dict) else None
     if not isinstance(name, str) or name not in _modules:
         raise ValueError(
             f"The saved model has a network of your own in {where}, {name}. Pass it: load(path, "
@@ -126,8 +133,6 @@ def _own(name: Any, module: Any, where: str) -> Any:
 
 
 def _read(record: Any, known: dict[str, type], module: Any, where: str) -> Any:
-    if isinstance(record, dict) and record.keys() == {OWN}:
-        return _own(record[OWN], module, where)
     if isinstance(record, dict):
         name = record.get("type")
         if not isinstance(name, str) or name not in known:
@@ -142,8 +147,9 @@ def _read(record: Any, known: dict[str, type], module: Any, where: str) -> Any:
                 f"The saved model gives {name} a setting {unknown[0]!r} that it does not have; it "
                 f"may come from another version."
             )
+        own = _own_field(known[name])
         settings = {
-            key: _read(value, known, module, where)
+            key: _own(value, module, where) if key == own else _read(value, known, module, where)
             for key, value in record.items()
             if key != "type"
         }

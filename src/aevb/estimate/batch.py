@@ -451,7 +451,7 @@ def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def _is_image_of(shape: tuple[int, ...], found: tuple[int, ...]) -> bool:
     """Whether data of this shape are the declared image: channels last, or one channel left out."""
-    return tuple(found) == _channels_last(shape) or (1, *found) == shape
+    return len(shape) == 3 and (tuple(found) == _channels_last(shape) or (1, *found) == shape)
 
 
 def holds_bytes(value: Any) -> bool:
