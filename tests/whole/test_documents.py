@@ -53,6 +53,9 @@ UNTRAINED = (
     'given={"rain"',
     "print(zoo[",
     "fit(smoothing, ",
+    "print(vae)",
+    'aevb.load("towers")',
+    "print(photos.shape)",
 )
 
 
@@ -81,6 +84,8 @@ def smaller(code: str) -> str:
         "docs/series.md",
         "docs/series_models.md",
         "docs/long_sequences.md",
+        "docs/howto/networks.md",
+        "docs/howto/images.md",
     ],
 )
 def test_every_block_runs_and_prints_what_the_page_shows(name):
