@@ -116,7 +116,7 @@ def is_maker(net: Any) -> bool:
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A copy on the CPU in the default precision, so that a specification shares no weights."""
+    """A copy on torch's default device and in its default precision, which shares no weights."""
     try:
         copied = copy.deepcopy(module)
     except Exception as error:
@@ -124,7 +124,7 @@ def _copied(module: nn.Module) -> nn.Module:
             f"{type(module).__name__} cannot be copied ({_first_line(error)}), so a model could "
             f"share its weights with another one. Give its class, or a functools.partial of it."
         ) from error
-    return copied.to(torch.get_default_dtype()).cpu()
+    return copied.to(torch.get_default_device(), torch.get_default_dtype())
 
 
 def _first_line(error: Exception) -> str:

@@ -35,14 +35,16 @@ def probe(
     joined: bool,
 ) -> Found:
     """Call a network on a few rows. Raise ValueError if it is no function of a row."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     own = [] if module is None else list(module.parameters())
     floating = [parameter.dtype for parameter in own if parameter.is_floating_point()]
     kind = floating[0] if floating else torch.get_default_dtype()
+    place = own[0].device if own else torch.get_default_device()
 
     def rows(shape: Shape) -> Tensor:
         # Numbers in [0, 1) are valid pixels, probabilities, and (as 0) class numbers.
-        return torch.rand(ROWS, *shape, generator=generator, dtype=kind, device="cpu")
+        drawn = torch.rand(ROWS, *shape, generator=generator, dtype=kind, device="cpu")
+        return drawn.to(place)
 
     values = [rows(shape) for shape in parents.values()]
     others = [torch.cat([value[:1], rows(value.shape[1:])[1:]]) for value in values]
