@@ -260,5 +260,14 @@ def test_pictures_of_every_form(tmp_path: Path) -> None:
         pixels(GREYS.reshape(9, 35))
 
 
-def test_images_are_public() -> None:
-    assert aevb.data.images is images
+def test_a_folder_is_data_of_fit(folders: Path) -> None:
+    model = small((3, 5, 7))
+    runs = [
+        fit(model.fresh(0), data, steps=2, batch=4, progress=False)
+        for data in ({"x": COLOURS}, {"x": folders / "colours"}, str(folders / "colours"))
+    ]
+    weights = [torch.cat([p.detach().flatten() for p in run.model.parameters()]) for run in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[2])
+    with pytest.raises(ValueError, match=r"x is a Images, not an array of numbers. Pass x.pixels"):
+        model.elbo(x=aevb.data.images(folders / "colours"))

@@ -359,7 +359,10 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
     It names the first such entry, its place, and the fix.
     """
     if not array.shape and array.dtype == object:
-        fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
+        known = {"toarray": "toarray()", "pixels": "pixels"}
+        fix = next(
+            (f" Pass {name}.{fix}." for word, fix in known.items() if hasattr(value, word)), ""
+        )
         return f"{name} is a {type(value).__name__}, not an array of numbers.{fix}"
     for place in np.ndindex(array.shape) if array.dtype.kind in "OSU" else ():
         try:

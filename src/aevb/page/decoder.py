@@ -146,8 +146,7 @@ def _check_entry(entry: Entry, factor: nn.Module) -> None:
     if net is not None and type(net) not in (mlp, deconv):
         shown = repr(net) if isinstance(net, wrap) else type(net).__name__
         raise NotForAPageError(
-            f"{name}'s network {shown} cannot run in a page. Only linear, mlp and "
-            f"deconv can."
+            f"{name}'s network {shown} cannot run in a page. Only linear, mlp and deconv can."
         )
     for module in factor.modules():
         if type(module) not in KNOWN_MODULES:
