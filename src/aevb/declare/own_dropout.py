@@ -28,6 +28,8 @@ class Dropout(nn.Module):
         self.p, self.channels = p, channels
 
     def forward(self, value: Tensor) -> Tensor:
+        if not self.training:  # so that torch.export sees no context variable
+            return value
         channels = self.channels and value.dim() > 2
         asked, masks = _asked.get(), _masks.get()
         if asked is not None:
@@ -60,7 +62,7 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 @contextmanager
 def dropping(masks: Sequence[Tensor]) -> Iterator[None]:
     """Inside the context, the dropout layers take these masks in the order of their calls."""
-    token = _masks.set(iter(masks) if masks else None)
+    token = _masks.set(iter(masks))
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar
@@ -216,7 +217,7 @@ class Wrapped(nn.Module):
         shapes = self.parents.values()
         reads = [value.reshape(-1, *shape) for value, shape in zip(values, shapes, strict=False)]
         masks = [mask.expand(*lead, mask.shape[-1]).flatten(0, -2) for mask in keep]
-        with dropping(masks):
+        with dropping(masks) if masks else nullcontext():
             raw = torch.cat([part.flatten(1) for part in _parts(self.call(*reads))], -1)
         raw = raw.to(h.dtype)
         if self.heads is not None:
