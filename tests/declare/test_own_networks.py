@@ -439,6 +439,7 @@ SHARED = nn.Linear(3, 4)
         (wrap(nn.Linear(3, 5), output="parameters"), r"returns 5 numbers .* needs 2 \+ 2"),
         (nn.Dropout(1.0), "dropout is a probability below 1, got 1.0"),
         (nn.LSTM(3, 4), "returns a tuple"),
+        (nn.Linear, r"Linear\(\) cannot make a module: .*functools.partial\(Linear, …\)"),
     ],
 )
 def test_networks_that_no_bound_can_use_are_refused(net: Any, message: str) -> None:

@@ -80,7 +80,7 @@ class wrap(Network):
     def make(self, parents: Mapping[str, Shape], shape: Shape) -> Any:
         if isinstance(self.net, nn.Module):
             return _copied(self.net)
-        return self.net() if is_maker(self.net) else self.net
+        return _made(self.net) if is_maker(self.net) else self.net
 
     def __repr__(self) -> str:
         name = name_of(self.net) + ("(…)" if isinstance(self.net, nn.Module) else "")
@@ -114,6 +114,17 @@ def is_maker(net: Any) -> bool:
     if isinstance(net, partial):
         return is_maker(net.func)
     return isinstance(net, type) and issubclass(net, nn.Module)
+
+
+def _made(maker: Any) -> Any:
+    name = name_of(maker)
+    try:
+        return maker()
+    except TypeError as error:
+        raise ValueError(
+            f"{name}() cannot make a module: {_first_line(error)}. Give an object, {name}(…), or "
+            f"functools.partial({name}, …)."
+        ) from error
 
 
 def _copied(module: nn.Module) -> nn.Module:
