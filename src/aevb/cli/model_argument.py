@@ -28,7 +28,6 @@ def resolve(
     A zoo model takes the sizes that ``settings`` does not give from the data; ``size`` is that of
     resized images.
     """
-    from aevb.data.image_folders import is_image_folder
     from aevb.loading import load
     from aevb.model import Model
     from aevb.zoo import zoo
@@ -68,11 +67,6 @@ def resolve(
                 "Leave out --set."
             )
         return open_run(Path(text)) if is_run(text) else load(text)
-    if is_image_folder(Path(text)):
-        raise ValueError(
-            f"{text} is a folder of images. Train a model on them: aevb train vae --data {text} "
-            f"--set net=conv --out run."
-        )
     raise ValueError(
         f"There is no model {text!r}. Name one of {', '.join(zoo)}, a file.py:name, or the folder "
         f"of a run or a saved model."
