@@ -198,6 +198,7 @@ def test_convolutions_and_pictures_from_the_command_line(
 ) -> None:
     from aevb.cli import main
     from aevb.cli.model_argument import resolve
+    from aevb.cli.train_table import names_table
 
     def command(*words: Any) -> str:
         monkeypatch.setattr("sys.argv", ["aevb", *map(str, words)])
@@ -220,10 +221,8 @@ def test_convolutions_and_pictures_from_the_command_line(
     for picture, rows in (("samples", 1), ("reconstructions", 2)):
         with Image.open(out / f"{picture}.png") as opened:
             assert (opened.mode, opened.height) == ("RGB", 11 * (rows * 6 + 1))
-    with pytest.raises(
-        ValueError, match="is a folder of images. Train a model on them: aevb train"
-    ):
-        resolve(str(folders / "colours"))
+    with pytest.raises(ValueError, match="is a folder of images. Train a model on them: aevb"):
+        names_table(str(folders / "colours"))
     np.save(tmp_path / "colours.npy", COLOURS)
     for data, shape in ((str(tmp_path / "colours.npy"), (3, 5, 7)), ("digits", (1, 8, 8))):
         model = resolve("vae", data, settings)
