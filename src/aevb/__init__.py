@@ -57,6 +57,8 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
         "mlp",
         "table",
     ),
+    "declare.deep_networks": ("attention", "residual"),
+    "declare.own_networks": ("wrap",),
     "declare.switching": ("switching",),
     "posterior": ("Posterior",),
     "predictive": ("PredictiveCheck", "predictive_check"),

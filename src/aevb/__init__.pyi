@@ -2,6 +2,7 @@ from aevb.arviz import to_arviz
 from aevb.comparison import Comparison, compare
 from aevb.data.sequences import Sequences, sequences
 from aevb.declare.conditionals import Conditional
+from aevb.declare.deep_networks import attention, residual
 from aevb.declare.deterministic import GRU, LSTM, Deterministic
 from aevb.declare.families import (
     Bernoulli,
@@ -25,6 +26,7 @@ from aevb.declare.networks import (
     mlp,
     table,
 )
+from aevb.declare.own_networks import wrap
 from aevb.declare.registry import register
 from aevb.declare.switching import switching
 from aevb.derive.divergences import register_kl
@@ -82,6 +84,7 @@ __all__ = [
     "TableModel",
     "__version__",
     "alternate",
+    "attention",
     "bidirectional",
     "compare",
     "compare_estimators",
@@ -101,8 +104,10 @@ __all__ = [
     "predictive_check",
     "register",
     "register_kl",
+    "residual",
     "sequences",
     "switching",
     "table",
     "to_arviz",
+    "wrap",
 ]

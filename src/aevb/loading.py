@@ -22,12 +22,18 @@ MOST_UNWEIGHTED = 1000  # parents, or given variables, without weights
 MOST_MADE = 20  # tensors created while building, per tensor of weights and per factor
 
 
-def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Model:
+def from_declaration(
+    declaration: Mapping[str, Any],
+    custom: Iterable[type] = (),
+    *,
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Build a new model from :meth:`aevb.Model.declaration`.
 
     Arguments:
         declaration: The declaration.
-        custom: Your own classes that are not registered.
+        custom: Your own classes of conditionals and networks that are not registered.
+        modules: Your own torch modules and functions, by factor, as for :func:`load`.
 
     Returns:
         The model, with new weights.
@@ -38,17 +44,24 @@ def from_declaration(declaration: Mapping[str, Any], custom: Iterable[type] = ()
     >>> str(again) == str(model)
     True
     """
-    return Model(**deserialize(declaration, custom))
+    return Model(**deserialize(declaration, custom, modules))
 
 
-def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
+def load(
+    path: str | Path,
+    custom: Iterable[type] = (),
+    *,
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Load a model that :meth:`aevb.Model.save` wrote, and check its files against their hashes.
 
     Loading unpickles nothing and imports nothing.
 
     Arguments:
         path: The folder.
-        custom: Your own classes that are not registered.
+        custom: Your own classes of conditionals and networks that are not registered.
+        modules: Your own torch modules and functions, by factor: ``modules={"q(z|x)": Encoder()}``;
+            the weights come from the file.
 
     Returns:
         The model, with the saved weights.
@@ -70,7 +83,7 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
 
     folder = Path(path)
     places = checked_files(folder)
-    model = read_model(places["model.json"], places["weights.safetensors"], custom)
+    model = read_model(places["model.json"], places["weights.safetensors"], custom, modules)
     try:
         weights = load_file(places["weights.safetensors"])
         with safe_open(places["weights.safetensors"], "pt") as file:
@@ -86,7 +99,12 @@ def load(path: str | Path, custom: Iterable[type] = ()) -> Model:
     return model
 
 
-def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
+def read_model(
+    path: Path,
+    weights: Path,
+    custom: Iterable[type] = (),
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Build a new model from its declaration file.
 
     Compare its sizes with the header of the weights file before allocating memory.
@@ -106,7 +124,7 @@ def read_model(path: Path, weights: Path, custom: Iterable[type] = ()) -> Model:
         with _Budget(
             MOST_FIXED + 2 * sum(map(math.prod, found.values())), MOST_MADE * (len(found) + factors)
         ):
-            model = from_declaration(declaration, custom)
+            model = from_declaration(declaration, custom, modules=modules)
     except ValueError:
         raise
     except (

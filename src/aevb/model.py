@@ -16,6 +16,7 @@ from aevb.data.sequence_index import SequenceIndex
 from aevb.data.sequences import frames_in_arrays, future_in_arrays
 from aevb.declare.conditionals import Conditional
 from aevb.declare.networks import Shape
+from aevb.declare.own_networks import is_maker, own_networks, wrap
 from aevb.declare.serialization import deserialize, serialize
 from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
@@ -129,10 +130,18 @@ class Model(DeclaredModel):
             for part in (entry.spec, getattr(entry.spec, "net", None))
             if part is not None
         }
+        own = {
+            entry.id: entry.spec.net
+            for entry in self.graph.entries()
+            if isinstance(entry.spec.net, wrap)
+        }
+        modules = {name: net.net for name, net in own.items()}
         with seeded(seed, all_code=True):
-            model = Model(**deserialize(self.declaration(), custom=parts)).to(
-                like.device, like.dtype
-            )
+            model = Model(**deserialize(self.declaration(), parts, modules))
+            for name, built in own_networks(dict(model.factors.items())):
+                if name in own and not own[name].pretrained and not is_maker(own[name].net):
+                    built.redraw()
+            model = model.to(like.device, like.dtype)
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():
             if name not in theirs:

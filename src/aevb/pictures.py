@@ -21,16 +21,27 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[str] = ()) -> None:
+def grid(
+    images: Any, columns: int, path: str | Path, labels: Sequence[str] = (), *, ink: bool = True
+) -> None:
     """Write images in [0, 1] as one PNG file, ``columns`` images per row.
 
-    ``labels`` stand to the left of the rows. Images [N, height, width] are drawn as dark ink on
-    white paper, images [N, 3, height, width] in colour. Small images are enlarged.
+    ``images`` are arrays or tensors [N, height, width], or [N, channels, height, width] with one or
+    three channels, as a model samples and reconstructs them; bytes are divided by 255. Grey levels
+    are drawn as dark ink on white paper, or with ``ink=False`` as light on black, as photographs
+    are. Three channels are colours. ``labels`` stand to the left of the rows. A dictionary holds
+    one row of images per label. Small images are enlarged.
     """
     from PIL import Image
 
-    colour = images.ndim == 4
-    pictures = images.transpose(0, 2, 3, 1) if colour else 1 - images  # ink on paper
+    if isinstance(images, Mapping):
+        labels, found = list(images), [_pictures(row) for row in images.values()]
+        columns = min(columns, *map(len, found))
+        pictures = np.concatenate([row[:columns] for row in found])
+    else:
+        pictures = _pictures(images)
+    if pictures.ndim == 3 and ink:
+        pictures = 1 - pictures
     n, height, width = pictures.shape[:3]
     rows = math.ceil(n / columns)
     canvas = np.ones((rows * (height + 1) + 1, columns * (width + 1) + 1, *pictures.shape[3:]))
@@ -38,10 +49,28 @@ def grid(images: np.ndarray, columns: int, path: str | Path, labels: Sequence[st
         top, left = (i // columns) * (height + 1) + 1, (i % columns) * (width + 1) + 1
         canvas[top : top + height, left : left + width] = picture
     zoom = max(1, round(56 / height))
-    whole = Image.fromarray(np.uint8(255 * canvas.repeat(zoom, 0).repeat(zoom, 1)))
+    whole = Image.fromarray(np.uint8(np.round(255 * canvas).repeat(zoom, 0).repeat(zoom, 1)))
     picture = _labelled(whole, labels, zoom * (height + 1), zoom) if labels else whole
     with whole_file(Path(path)) as place:
         picture.save(place, format="PNG")
+
+
+def _pictures(images: Any) -> np.ndarray:
+    """Images in [0, 1], [N, height, width] or [N, height, width, 3]."""
+    whole = images.detach().cpu().numpy() if hasattr(images, "detach") else np.asarray(images)
+    levels = 255 if whole.dtype == np.uint8 else 1
+    found = np.clip(np.nan_to_num(whole.astype(np.float64) / levels, nan=0.5), 0, 1)
+    if found.ndim == 4 and found.shape[1] == 1:
+        found = found[:, 0]
+    if found.ndim == 4 and found.shape[1] == 3:
+        found = found.transpose(0, 2, 3, 1)
+    if found.ndim != 3 and (found.ndim != 4 or found.shape[3] != 3):
+        raise ValueError(
+            f"Images have shape [N, height, width] or [N, channels, height, width] with 1 or 3 "
+            f"channels, got {list(whole.shape)}. Reshape rows of pixels: x.reshape(-1, height, "
+            f"width)."
+        )
+    return found
 
 
 def _labelled(picture: Image.Image, labels: Sequence[str], line: int, top: int) -> Image.Image:

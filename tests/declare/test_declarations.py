@@ -635,7 +635,8 @@ SETTINGS = {
     ),
     "net is a number": (
         lambda: Normal(2, net=500),
-        "Normal: net=500 is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...).",
+        "Normal: net=500 is not a network. Use linear(), mlp(500, 500), conv(...), deconv(...), "
+        "or any torch module or function of the parents' tensors.",
     ),
     "net is the class": (
         lambda: Normal(2, net=mlp),

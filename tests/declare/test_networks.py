@@ -31,14 +31,16 @@ from aevb import (
     Network,
     Normal,
     OneHot,
+    attention,
     conv,
     deconv,
     linear,
     mlp,
+    residual,
     switching,
     table,
 )
-from aevb.declare import networks
+from aevb.declare import deep_networks, networks
 from aevb.declare import switching as switching_module
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.networks import ACTIVATIONS
@@ -123,9 +125,21 @@ NETWORKS: dict[str, Entry] = {
     "mlp, sizes by name": Entry(mlp(hidden=(5, 6)), **BOTH),
     "mlp of logarithms": Entry(mlp(5, log=True), **BOTH),
     "conv": Entry(conv(3, 4), **BOTH),
-    "conv, all settings": Entry(conv(3, hidden=7, activation="elu", init="glorot_uniform"), **BOTH),
-    "deconv": Entry(deconv(3, 4, hidden=7), {"z": (4,), "y": (3,)}, [32, 32], (2, 4, 4)),
+    "conv, all settings": Entry(
+        conv(3, hidden=7, activation="elu", init="glorot_uniform", dropout=0.2), **BOTH
+    ),
+    "deconv": Entry(
+        deconv(3, 4, hidden=7, dropout=0.2), {"z": (4,), "y": (3,)}, [32, 32], (2, 4, 4)
+    ),
     "linear, a fixed parent": Entry(linear(fixed={"y": [[1, 0, 2], [0, 1, -0.5]]}), **BOTH),
+    "residual": Entry(residual(width=6, blocks=3), **BOTH),
+    "residual, all settings": Entry(
+        residual(6, blocks=1, activation="gelu", init="glorot_normal"), **BOTH
+    ),
+    "attention": Entry(attention(8, heads=2, layers=2), **BOTH),
+    "attention over a set": Entry(
+        attention(8, heads=4, positions=False), {"x": (4, 3), "y": (3,)}, [2, 5]
+    ),
     "switching": Entry(switching("y"), **BOTH),
     "switching, no bias": Entry(switching("y", bias=False, init="normal"), **BOTH),
     "table": Entry(table(8), {"i": (1,)}, [2, 5], rows=8),
@@ -139,7 +153,8 @@ networks_of_two = pytest.mark.parametrize(
 def test_every_network_of_the_library_is_in_the_registry() -> None:
     known = {
         cls
-        for cls in (*vars(networks).values(), *vars(switching_module).values())
+        for module in (networks, deep_networks, switching_module)
+        for cls in vars(module).values()
         if isinstance(cls, type) and issubclass(cls, Network) and "build" in vars(cls)
     }
     assert known - {Network} == {type(entry.spec) for entry in NETWORKS.values()}
@@ -686,6 +701,60 @@ def test_recurrences_of_a_model_are_torchs() -> None:
     )
 
 
+# Deep networks ------------------------------------------------------------------------------------
+
+
+def test_a_residual_network_adds_pairs_of_layers() -> None:
+    net, values = build(residual(6, blocks=2, activation="tanh"), PARENTS, [4]), inputs(PARENTS, 7)
+    weight = first_weight(net.blocks, *PARENTS)
+    h = torch.cat(list(values.values()), -1) @ weight.T + net.blocks.bias
+    for inner, outer in zip(net.inner, net.outer, strict=True):
+        h = h + outer(torch.tanh(inner(torch.tanh(h))))
+    close(run(net, values), net.heads(torch.tanh(h)))
+
+
+def test_attention_is_torchs_transformer_encoder_over_the_tokens_of_all_parents() -> None:
+    parents = {"b": (4, 3), "a": (5,)}
+    net, values = build(attention(8, heads=2, layers=2), parents, [3]), inputs(parents, 2, 7)
+    plain = nn.TransformerEncoderLayer(
+        8, 2, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    ).double()
+    tokens = torch.cat(
+        [
+            values["b"].reshape(14, 4, 3) @ net.weights["b"].T,
+            values["a"].reshape(14, 1, 5) @ net.weights["a"].T,
+        ],
+        1,
+    )
+    tokens = tokens + net.places
+    for layer in net.layers:
+        with torch.no_grad():
+            plain.self_attn.in_proj_weight.copy_(layer.reads.weight)
+            plain.self_attn.in_proj_bias.copy_(layer.reads.bias)
+            for mine, theirs in (
+                (layer.mixes, plain.self_attn.out_proj),
+                (layer.inner, plain.linear1),
+                (layer.outer, plain.linear2),
+                (layer.norms[0], plain.norm1),
+                (layer.norms[1], plain.norm2),
+            ):
+                theirs.load_state_dict(mine.state_dict())
+        tokens = plain(tokens)
+    close(run(net, values), net.heads(net.norm(tokens).mean(1)).reshape(2, 7, 3))
+
+
+def test_the_tokens_of_a_set_have_no_order() -> None:
+    parents = {"x": (4, 3), "y": (2,)}
+    values, order = inputs(parents, 6), [2, 0, 3, 1]
+    moved = values | {"x": values["x"].reshape(6, 4, 3)[:, order].flatten(1)}
+    ordered, unordered = (
+        build(attention(8, heads=2, positions=positions), parents, [3])
+        for positions in (True, False)
+    )
+    close(run(unordered, moved), run(unordered, values))
+    assert not torch.allclose(run(ordered, moved), run(ordered, values))
+
+
 # Tables -------------------------------------------------------------------------------------------
 
 
@@ -757,6 +826,9 @@ IMAGE = (1, 8, 8)
             lambda: table(4).build({"i": (1,), "j": (1,)}, [2], (2,), ()),
             "looked up by one parent of size 1",
         ),
+        (lambda: residual(0), "residual takes positive whole numbers, got 0"),
+        (lambda: residual(8, activation="swish"), "Unknown activation 'swish'"),
+        (lambda: attention(10, heads=4), "10 cannot be split into 4"),
         (lambda: Network().build({}, [1], (1,), ()), "Network has no method build"),
         (lambda: LSTM(4, layers=0), "LSTM: layers is a positive whole number, got 0"),
         (lambda: GRU(4, net=mlp(3)), "GRU takes no net; its parents feed its gates"),

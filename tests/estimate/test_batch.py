@@ -62,10 +62,11 @@ BAD = {
         {"x": X},
         "x has shape [5, 4]; expected [N, T, 4], the examples first.",
     ),
-    "an image without channels": (
+    "an image of another size without channels": (
         image,
-        {"x": np.zeros((2, 4, 4))},
-        "x has shape [2, 4, 4]; expected [N, 1, 4, 4], the examples first.",
+        {"x": np.zeros((2, 4, 5))},
+        "x has shape [2, 4, 5]; expected [N, 1, 4, 4], the examples first. Declare the shape of "
+        "the data, (1, 4, 5), or resize them: aevb.data.images(folder, size=(4, 4)).",
     ),
     "an image of another size": (
         image,

@@ -67,6 +67,9 @@ UNTRAINED = (
     "print(scalars(",
     'split("## Model")',
     "hub.contents(",
+    "print(vae)",
+    'aevb.load("towers")',
+    "print(photos.shape)",
 )
 
 

@@ -22,10 +22,12 @@ def resolve(
     data: str | None = None,
     settings: Mapping[str, str] | None = None,
     missing: Sequence[float] | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Model:
     """Return the model that the command line names.
 
-    A zoo model takes the sizes that ``settings`` does not give from the data.
+    A zoo model takes the sizes that ``settings`` does not give from the data; ``size`` is that of
+    resized images.
     """
     from aevb.loading import load
     from aevb.model import Model
@@ -36,7 +38,8 @@ def resolve(
         if data:
             from aevb.data.datasets import sizes
 
-            known = sizes(data, zoo[text]().graph, missing or ())
+            images = given.get("net") == "conv"
+            known = sizes(data, zoo[text]().graph, missing or (), images=images, size=size)
             given = {
                 name: value
                 for name, value in known.items()

@@ -121,8 +121,9 @@ RunFolder = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="A built-in data set (digits, mnist, fashion, fa) or a file (.csv, .tsv, .txt, "
-        ".parquet or a folder of them, .npz, .npy).",
+        help="A built-in data set (digits, mnist, fashion, fa), a file (.csv, .tsv, .txt, "
+        ".parquet or a folder of them, .npz, .npy), or a folder of images (.png, .jpg), whose "
+        "subfolders are classes.",
         rich_help_panel="Data",
         autocompletion=completion.data,
     ),
@@ -140,8 +141,8 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal. May be "
-        "repeated.",
+        help="Set an argument of the model, e.g. --set z=5 --set likelihood=Normal, or --set "
+        "net=conv for convolutions on images. May be repeated.",
         rich_help_panel="Model",
         autocompletion=completion.arguments,
     ),
@@ -157,7 +158,15 @@ Prepare = Annotated[
     typer.Option(
         help="How to transform the data. Tables: standardise. Grey levels: threshold, binarise, "
         "dequantise, scale, counts; binarise-fresh and dequantise-fresh draw again in each "
-        "epoch. none: no change. Built-in images are prepared as the likelihood requires.",
+        "epoch. none: no change. Images of bytes are prepared as the likelihood requires.",
+        rich_help_panel="Data",
+    ),
+]
+Size = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIDE|HEIGHT,WIDTH",
+        help="Crop the files of a folder of images to the centre, and resize them, e.g. --size 64.",
         rich_help_panel="Data",
         autocompletion=words(
             "standardise", "threshold", "binarise", "dequantise", "scale", "counts", "none"
@@ -265,6 +274,20 @@ def silent(quiet: bool) -> Iterator[None]:
             nothing = closing.enter_context(open(os.devnull, "w", encoding="utf-8"))
             closing.enter_context(redirect_stdout(nothing))
         yield
+
+
+def side_lengths(text: str | None) -> tuple[int, int] | None:
+    """Parse --size: one number, or height and width.
+
+    >>> side_lengths("24,32"), side_lengths("32")
+    ((24, 32), (32, 32))
+    """
+    if text is None:
+        return None
+    parts = text.replace("x", ",").split(",")
+    if len(parts) not in (1, 2) or not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f"--size {text} is not a side length. Write --size 64 or --size 48,64.")
+    return int(parts[0]), int(parts[-1])
 
 
 def path(text: str) -> Path:

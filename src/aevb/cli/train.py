@@ -29,6 +29,7 @@ from aevb.cli.options import (
     Prepare,
     Quiet,
     Set,
+    Size,
     SplitSeed,
     Track,
     Validation,
@@ -40,6 +41,7 @@ from aevb.cli.options import (
     pairs,
     path,
     record_command,
+    side_lengths,
     takes_settings,
     trackers_of,
 )
@@ -95,6 +97,7 @@ def train(
     without: Without = None,
     prepare: Prepare = None,
     missing: Missing = None,
+    size: Size = None,
     validation: Validation = None,
     hold_out: Annotated[
         float,
@@ -163,6 +166,8 @@ def train(
     aevb train vae --data table.csv --set likelihood=Normal --set z=5 --prepare standardise
     --hold-out 0.1 --out run
 
+    aevb train vae --data photos --size 64 --set net=conv --hold-out 0.1 --out run
+
     aevb train vrnn --data sequences.npz --set likelihood=Poisson --schedule alternate:500,500 --out
     run
 
@@ -216,7 +221,9 @@ def train(
     refuse_table_options(model, model_, kind, without)
     target = fit_device(device)
     if out is None:
-        resolve(model, settings=pairs("--set", set_))  # a wrong name is the first thing to say
+        resolve(
+            model, data, pairs("--set", set_), size=side_lengths(size)
+        )  # a wrong name is the first thing to say
         raise ValueError("Say where to write the run, e.g. --out run.")
     if seeds is not None and (seeds < 1 or asked.get("seed")):
         raise ValueError(
@@ -245,7 +252,7 @@ def train(
             "--seeds trains new models, but this command continues a run. Leave out --seeds."
         )
     markers = only_numbers(missing)
-    found = resolve(model, data, pairs("--set", set_), markers)
+    found = resolve(model, data, pairs("--set", set_), markers, side_lengths(size))
     if before is not None and (validation or hold_out):
         before = replace(before, validation=validation, hold_out=hold_out, split=split, data=data)
     with _offering_tables(data):
@@ -259,6 +266,7 @@ def train(
             split=split,
             missing=markers,
             like=before,
+            size=side_lengths(size),
         )
     speaks = os.environ.get("RANK", "0") == "0"  # of several processes, only the first one prints
     for place in places:
@@ -445,6 +453,13 @@ def _columns(loaded: Loaded) -> list[str]:
     for name, columns in (loaded.recipe.columns or {}).items():
         shown = ", ".join(columns[:SHOWN]) + (", …" if len(columns) > SHOWN else "")
         found.append(f"{name}: {len(columns)} column{'s' * (len(columns) != 1)} ({shown}).")
+    recipe = loaded.recipe
+    if recipe.image is not None and recipe.folder:
+        height, width = recipe.image
+        names = recipe.classes or []
+        shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+        classes = f", {len(names)} classes ({shown})" if names else ""
+        found.append(f"Images of {height}×{width} pixels{classes}.")
     return found
 
 

@@ -64,6 +64,7 @@ def names_table(text: str) -> bool:
 
     Raise ValueError for a file of another type.
     """
+    from aevb.data.image_folders import is_image_folder
     from aevb.data.parquet import is_parquet
     from aevb.data.tables import TABLES
     from aevb.zoo import zoo
@@ -74,6 +75,11 @@ def names_table(text: str) -> bool:
     if path.is_dir():
         known = (path / "model.json").is_file() or is_run(text)
         if not known and not is_parquet(path):
+            if is_image_folder(path):
+                raise ValueError(
+                    f"{text} is a folder of images. Train a model on them: aevb train vae --data "
+                    f"{shlex.quote(text)} --set net=conv --out run."
+                )
             raise ValueError(
                 f"The folder {text} holds no run, no saved model and no Parquet files."
             )

@@ -265,6 +265,14 @@ def sample(
             "latents are written.",
         ),
     ] = False,
+    reconstruct: Annotated[
+        bool,
+        typer.Option(
+            "--reconstruct",
+            help="Of images: draw rows of the data, each above its reconstruction, instead of "
+            "samples (held-out rows if there are any).",
+        ),
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Sample from a trained model, as images or as a table.
@@ -273,7 +281,9 @@ def sample(
     --out, it prints some. Otherwise images form a grid with one row per class, and a table has all
     observed variables, in the units of the data.
 
-    Example: aevb sample run --out samples.png
+    Examples: aevb sample run --out samples.png
+
+    aevb sample run --reconstruct -n 10
     """
     import numpy as np
 
@@ -283,10 +293,13 @@ def sample(
         if number is not None and number < 1:
             raise ValueError(f"{option} must be at least 1, got {number}.")
     if is_table_run(run):
-        refuse_options({"--steps": steps})
+        refuse_options({"--steps": steps, "--reconstruct": reconstruct or None})
         sample_table(run, out, n, seed)
         return
     model, recipe = open_run(run), recipe_of(run)
+    if reconstruct:
+        _reconstruct(run, model, recipe, out, n, seed)
+        return
     graph = model.graph
     first = graph.observed[0]
     timed = [name for name in graph.observed if graph.timed[name]]
@@ -318,12 +331,10 @@ def sample(
                 f"table: --out samples.csv."
             )
         x, named = drawn[first], [f"{classes} = {c}" for c in range(count)] if classes else []
-        grid(
-            np.clip(x.reshape(len(x), *(x.shape[1:] if graph.timed[first] else shape)), 0, 1),
-            n,
-            out,
-            named,
-        )
+        if recipe is not None and classes in graph.given and len(recipe.classes or ()) == count:
+            named = list(recipe.classes or ())
+        form = x.shape[1:] if graph.timed[first] else shape
+        grid(_light(recipe, x.reshape(len(x), *form)), n, out, named, ink=_has_ink(recipe))
     else:
         labels = {classes: np.repeat(np.arange(count), n)} if classes else {}
         arrays = {
@@ -340,6 +351,49 @@ def sample(
         f"{n * count} samples of "
         f"{what}{f', {n} for each of the {count} values of {classes}' if classes else ''} in {out}"
     )
+
+
+def _reconstruct(
+    run: Path, model: Model, recipe: Recipe | None, out: Path | None, n: int, seed: int
+) -> None:
+    """Draw rows of the data above their reconstructions."""
+    import numpy as np
+    import torch
+
+    from aevb.data.sources import open_source
+    from aevb.pictures import grid
+    from aevb.posterior import posterior_of
+
+    first = model.graph.observed[0]
+    shape = None if model.graph.timed[first] else _image_shape(model.graph, first, recipe)
+    out = (out or run / "reconstructions").with_suffix(".png")
+    if shape is None:
+        raise ValueError(
+            f"{first} is no image. For the reconstructions of other data: "
+            f"aevb.load_run({str(run)!r}).reconstruct(…)."
+        )
+    loaded = load_rows(run, model, None, None, seed)
+    chosen = loaded.test or loaded.train
+    source = open_source(model.graph, without_latents(model, chosen.data), model._parameter())
+    rows = torch.linspace(0, source.n - 1, min(n, source.n)).long()
+    batch = source.take(rows)
+    found = posterior_of(model, model.teaching, batch, seed=seed).reconstruct()[first]
+    pairs = [batch[first][0].cpu().numpy(), found.cpu().numpy()]
+    pictures = np.concatenate([one.reshape(len(rows), *shape) for one in pairs])
+    names = ["data", "reconstructed"]
+    grid(_light(recipe, pictures), len(rows), out, names, ink=_has_ink(recipe))
+    print(f"{len(rows)} rows of {first}{which_rows(loaded)} and their reconstructions in {out}")
+
+
+def _light(recipe: Recipe | None, pixels: np.ndarray) -> np.ndarray:
+    """Pixels from 0 to 1; counts are grey levels."""
+    counts = recipe is not None and recipe.prepare == "counts"
+    return pixels / ((recipe.levels or 256) - 1) if recipe is not None and counts else pixels
+
+
+def _has_ink(recipe: Recipe | None) -> bool:
+    """Whether large grey levels are ink on paper; those of image files are light."""
+    return recipe is None or not recipe.folder
 
 
 def encode(
@@ -465,6 +519,8 @@ def impute(
             labels = array.ndim < mean.ndim and array.size < mean.size
             lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])
             count += int(lost.sum())
+            if mean.ndim == 4 and array.shape[1:] == (*mean.shape[2:], mean.shape[1]):
+                mean = np.moveaxis(mean, 1, -1)  # channels last, as images are stored
             array = np.where(lost, mean.argmax(-1) if labels else mean.reshape(array.shape), array)
         filled[variable] = array
     _write_filled(out, filled, graph, loaded.recipe, loaded.lines)

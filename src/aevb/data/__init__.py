@@ -10,6 +10,7 @@ from aevb.data.grey_levels import (
     scale,
     threshold,
 )
+from aevb.data.image_folders import images
 from aevb.data.markers import mark_missing
 from aevb.data.preparation import Affine, Standardised, as_sequence, standardise
 
@@ -22,6 +23,7 @@ __all__ = [
     "binarise",
     "counts",
     "dequantise",
+    "images",
     "mark_missing",
     "read_frame",
     "scale",

@@ -47,11 +47,25 @@ _PUBLISHED = {
 
 @dataclass(frozen=True)
 class Images:
-    """Images of grey levels 0 … ``levels`` − 1, [N, height, width], and their labels."""
+    """Images of grey levels 0 … ``levels`` − 1, and their labels (−1 where unknown).
+
+    ``pixels`` are [N, height, width], or [N, height, width, 3] for colours.
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
     levels: int
+    names: tuple[str, ...] = ()  # of the classes, in the order of their numbers
+    files: tuple[Path, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape to declare: (channels, height, width)."""
+        _, height, width, *channels = self.pixels.shape
+        return (channels[0] if channels else 1, height, width)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
 
 
 def factor_analysis(n: int = 1000, *, seed: int = 0) -> np.ndarray:

@@ -21,6 +21,7 @@ from torch.distributions import constraints
 from aevb.data.builtin import IMAGES, NAMES, Images, factor_analysis
 from aevb.data.files import layout, read_file, read_lines
 from aevb.data.grey_levels import DISCRETE, INVERSES, Fresh
+from aevb.data.image_folders import classes_of, images, is_image_folder, shape_of
 from aevb.data.long_tables import Lines
 from aevb.data.mapped_rows import one_column, some_rows
 from aevb.data.preparation import (
@@ -34,6 +35,7 @@ from aevb.data.preparation import (
 )
 from aevb.data.tables import is_table
 from aevb.declare.graph import Graph
+from aevb.estimate.batch import holds_bytes, image_shape
 from aevb.estimate.keys import LENGTHS, STEPS, masks_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
@@ -54,6 +56,8 @@ class Recipe:
     columns: Mapping[str, list[str]] | None = None  # the columns of a table, per variable
     long: bool | None = None  # whether that table had one line per step
     image: list[int] | None = None  # height and width, if rows were images
+    folder: bool | None = None  # whether the data are a folder of images,
+    classes: list[str] | None = None  # and its subfolders
     steps: int | None = None  # the length of the longest sequence
     validation: str | None = None  # a file of validation rows,
     hold_out: float = 0.0  # or the fraction of rows held out for validation,
@@ -180,12 +184,13 @@ _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
     "mean": _finite,
     "scale": lambda value: _finite(value) and all(number > 0 for number in value),
     "hold_out": lambda value: _is(int, float)(value) and 0 <= value < 1,
-    "long": _is(bool),
+    **dict.fromkeys(("long", "folder"), _is(bool)),
     "image": lambda value: (
         isinstance(value, list) and len(value) == 2 and all(map(_whole(1, 2**20), value))
     ),
     "columns": _table_of(_list_of(str)),
     "known": _list_of(str),
+    "classes": _list_of(str),
     "missing": lambda value: (
         isinstance(value, list) and all(isinstance(mark, str) or _finite([mark]) for mark in value)
     ),
@@ -260,22 +265,45 @@ class Loaded:
     notes: tuple[str, ...] = ()  # sentences on the columns and units of the variables, to print
 
 
-def sizes(name: str, graph: Graph, missing: Sequence[float] = ()) -> dict[str, int]:
-    """Return the sizes of a zoo model's variables: x from the columns, y from the labels."""
+def sizes(
+    name: str,
+    graph: Graph,
+    missing: Sequence[float] = (),
+    *,
+    images: bool = False,
+    size: tuple[int, int] | None = None,
+) -> dict[str, int | tuple[int, ...]]:
+    """Return the sizes of a zoo model's variables: x from the columns, y from the labels.
+
+    ``images`` asks for the shape (channels, height, width) of images. Images of files, which may
+    have colours, always get it; ``size`` is the size that they are resized to.
+    """
     if name == "fa":
         return {"x": 3}
     if name in IMAGES:
-        pixels = IMAGES[name]()[0].pixels
-        return {"x": pixels.shape[2] if graph.timed["x"] else pixels.shape[1] * pixels.shape[2]}
+        shape = IMAGES[name]()[0].shape
+        if images and not graph.timed["x"]:
+            return {"x": shape}
+        return {"x": shape[2] if graph.timed["x"] else shape[1] * shape[2]}
+    found: dict[str, int | tuple[int, ...]] = {}
+    if is_image_folder(Path(name)):
+        shape, classes = shape_of(Path(name), size), classes_of(Path(name))
+        found["x"] = shape[2] if graph.timed["x"] else shape
+        if classes:
+            found["y"] = len(classes)
+        return found
     columns, long = layout(Path(name), graph)
     x = graph.observed[0]
     if columns is not None and list(columns) == [x] and not long and not graph.timed[x]:
         return {x: len(columns[x])}  # the header says it; the rows are read once, by load
-    found = {}
     for variable, value in read_file(Path(name), graph, check=False, missing=missing).items():
         if variable in graph.shapes:
-            shape = (0, *value[0].shape) if isinstance(value, list) else value.shape
-            inner = shape[2 if graph.timed[variable] else 1 :]
+            rows = (0, *value[0].shape) if isinstance(value, list) else value.shape
+            inner = rows[2 if graph.timed[variable] else 1 :]
+            image = None if graph.timed[variable] else image_shape(inner)
+            if image is not None and (images or (image[0] == 3 and holds_bytes(value))):
+                found[variable] = image
+                continue
             labels = not inner and variable != graph.observed[0]
             found[variable] = (
                 int(max(np.nan_to_num(part, nan=-1).max(initial=-1) for part in parts(value))) + 1
@@ -296,6 +324,7 @@ def load(
     split: int = 0,
     missing: Sequence[float] | None = None,
     like: Recipe | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Loaded:
     """Load the rows of a built-in data set or of a file, prepared for a model.
 
@@ -304,8 +333,11 @@ def load(
     ``split`` only, so runs with different seeds are evaluated on the same rows. ``missing`` are
     numbers that mark missing cells of a table. ``like`` is the recipe of a run: rows are then
     prepared like its training rows. If these had no values of a latent, values in the new rows are
-    labels for comparison, not data, because the run numbered its classes itself.
+    labels for comparison, not data, because the run numbered its classes itself. ``size`` is the
+    (height, width) to which the files of a folder of images are resized.
     """
+    if size is not None and not is_image_folder(Path(name)):
+        raise ValueError(f"--size is for a folder of images, but {name} is none. Leave it out.")
     if prepare is not None and prepare not in (*CHOICES, "none"):
         raise ValueError(
             f"Unknown preparation {prepare!r}. Choose one of {', '.join((*CHOICES, 'none'))}."
@@ -328,10 +360,12 @@ def load(
         raise ValueError(
             f"{name} has its own test rows; --validation and --hold-out are for files."
         )
+    if size is not None:
+        recipe = replace(recipe, image=list(size))
     train, test, found, lines = (
         (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
     )
-    recipe = replace(found, prepare=prepare or recipe.prepare, levels=recipe.levels or found.levels)
+    recipe = replace(found, prepare=prepare or found.prepare, levels=recipe.levels or found.levels)
     if recipe.prepare is None and name in IMAGES:
         recipe = replace(recipe, prepare=default_preparation(graph, x))
     if recipe.prepare in (None, "none"):
@@ -440,22 +474,32 @@ def _file(
     name: str, graph: Graph, recipe: Recipe
 ) -> tuple[Split, Split | None, Recipe, Lines | None]:
     x, path = graph.observed[0], Path(name)
-    recipe = _laid_out(path, graph, recipe)
-    data, lines = _read(path, graph, recipe.columns, recipe.missing)
-    shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
-    if not graph.timed[x] and len(shape) == 2 and len(graph.shapes[x]) == 1:
-        recipe = replace(recipe, image=list(shape))
+    lines, labels, test_labels = None, None, None
+    if folder := is_image_folder(path):
+        data, labels, recipe = _images(path, graph, recipe)
+    else:
+        recipe = _laid_out(path, graph, recipe)
+        data, lines = _read(path, graph, recipe.columns, recipe.missing)
+        shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
+        image, flat = image_shape(shape), len(graph.shapes[x]) == 1
+        grey = image is not None and len(shape) == 2 and flat
+        bytes_ = image is not None and holds_bytes(data[x]) and not flat
+        if image is not None and not graph.timed[x] and (grey or bytes_):
+            recipe = replace(recipe, image=list(image[1:]))
+            if holds_bytes(data[x]) and recipe.known is None:
+                recipe = replace(recipe, prepare=default_preparation(graph, x))
     data = _flat(graph, x, data)
     test = None
     if recipe.validation is not None:
         if recipe.hold_out:
             raise ValueError("Validation rows come from --validation or from --hold-out, not both.")
         other = Path(recipe.validation)
-        test = _flat(
-            graph,
-            x,
-            _read(other, graph, _laid_out(other, graph, recipe).columns, recipe.missing)[0],
-        )
+        if is_image_folder(other):
+            rows, test_labels, _ = _images(other, graph, recipe)
+        else:
+            columns = _laid_out(other, graph, recipe).columns
+            rows = _read(other, graph, columns, recipe.missing)[0]
+        test = _flat(graph, x, rows)
     elif recipe.hold_out:
         n = len(data[x])
         held = max(1, round(n * recipe.hold_out))
@@ -470,6 +514,8 @@ def _file(
             Placed({key: some_rows(value, rows) for key, value in data.items()}, places.some(rows))
             for rows in (train_rows, test_rows)
         )
+        if labels is not None:
+            labels, test_labels = labels[train_rows], labels[test_rows]
     found = [_longest(data, key) for key in graph.observed if graph.timed[key]]
     longest = max(found, default=0) or None
     recipe = replace(recipe, steps=longest)
@@ -478,12 +524,37 @@ def _file(
         if recipe.known is None
         else recipe
     )
-    return (
-        _labelled(data, graph, recipe),
-        None if test is None else _labelled(test, graph, recipe),
-        recipe,
-        lines,
+    train, held_out = (
+        None if rows is None else _labelled(rows, graph, recipe) for rows in (data, test)
     )
+    assert train is not None
+    if folder:
+        train = replace(train, labels=labels)
+        held_out = held_out and replace(held_out, labels=test_labels)
+    return train, held_out, recipe, lines
+
+
+def _images(
+    path: Path, graph: Graph, recipe: Recipe
+) -> tuple[dict[str, Any], np.ndarray | None, Recipe]:
+    """Read a folder of images: the data, the labels, and the recipe with size and classes.
+
+    The size and the classes of the recipe are those of training. A given variable gets the labels.
+    """
+    x = graph.observed[0]
+    size = None if recipe.image is None else (recipe.image[0], recipe.image[1])
+    declared = graph.shapes[x] if len(graph.shapes[x]) == 3 else None
+    colour = declared[0] == 3 if declared else False if graph.timed[x] else None
+    found = images(path, size=size, colour=colour, classes=recipe.classes)
+    data: dict[str, Any] = {x: found.pixels}
+    if len(graph.given) == 1 and found.names:
+        data[next(iter(graph.given))] = found.labels
+    classes = list(found.names) or None
+    size_of_all = list(found.shape[1:])
+    recipe = replace(recipe, folder=True, image=size_of_all, classes=classes, levels=256)
+    if recipe.known is None:
+        recipe = replace(recipe, prepare=default_preparation(graph, x))
+    return data, found.labels if classes else None, recipe
 
 
 def _laid_out(path: Path, graph: Graph, recipe: Recipe) -> Recipe:

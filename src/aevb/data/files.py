@@ -16,6 +16,7 @@ import numpy as np
 
 from aevb.data.archives import read_archive, read_array
 from aevb.data.builtin import NAMES
+from aevb.data.image_folders import images, is_image_folder
 from aevb.data.long_tables import (
     Keys,
     Lines,
@@ -70,6 +71,8 @@ def read_lines(
     A long table has one line per step. The second value says which lines belong to which row; it is
     None for other files.
     """
+    if is_image_folder(path):
+        return _images(path, graph, only), None
     if not path.is_file() and not is_table(path):
         raise ValueError(f"There is no file {path}; the data sets by name are {', '.join(NAMES)}.")
     try:
@@ -125,6 +128,13 @@ def read_lines(
     ):
         warnings.warn(warning, stacklevel=2)
     return _split(path, table, graph, only, columns, check)
+
+
+def _images(path: Path, graph: Graph, only: str | None) -> dict[str, Any]:
+    """The images of a folder; a given variable gets the numbers of its subfolders."""
+    found, name = images(path), only or _names(graph)[0]
+    labels = {next(iter(graph.given)): found.labels} if len(graph.given) == 1 else {}
+    return {name: found.pixels} | (labels if found.names and only is None else {})
 
 
 def _some(values: np.ndarray | ParquetRows) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from aevb.data.preparation import Standardised
-from aevb.estimate.batch import unmasked
+from aevb.estimate.batch import holds_bytes, unmasked
 from aevb.runtime.checked_files import DataWarning
 
 USUAL = tuple(float(sign * (10**k - 1)) for k in range(2, 7) for sign in (-1, 1))  # ∓99, ∓999, …
@@ -93,6 +93,7 @@ def array_warnings(arrays: Any, observed: Collection[str], where: str = "") -> l
             or not isinstance(raw, np.ndarray | Tensor)
             or raw.ndim < 1
             or not len(raw)
+            or (raw.ndim > 2 and holds_bytes(raw))  # pixels
         ):
             continue
         some = raw[np.linspace(0, len(raw) - 1, min(LOOK, len(raw))).astype(int)]

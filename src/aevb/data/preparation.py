@@ -235,7 +235,7 @@ CHOICES = (*PREPARATIONS, "dequantise-fresh", "binarise-fresh", "standardise")
 
 def default_preparation(graph: Graph, name: str) -> str:
     """Return the preparation that an image's likelihood requires: binary, counts or a density."""
-    return graph.rule("p", name).spec.preparation
+    return "dequantise" if name in graph.given else graph.rule("p", name).spec.preparation
 
 
 def prepare_levels(how: str, x: Any, levels: int, *, seed: int = 0) -> Any:

@@ -9,6 +9,7 @@ import hashlib
 import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,19 @@ from aevb.data.files import read_file
 from aevb.data.grey_levels import Fresh
 from aevb.data.lazy_rows import Windows, is_lazy
 from aevb.data.mapped_rows import memory_map, rows_of, windows_of
-from aevb.data.preparation import CHUNK, Standardised
+from aevb.data.preparation import CHUNK, Standardised, default_preparation, prepare_levels
 from aevb.data.sequences import Sequences, frame_by_variable, frames_in_arrays, is_frame
 from aevb.data.torch_datasets import dataset_of, read_dataset, read_stream
 from aevb.declare.graph import Graph
-from aevb.estimate.batch import Batch, lay_out, pad, prepare, raw_on_axes, unmasked
+from aevb.estimate.batch import (
+    Batch,
+    holds_pixels,
+    lay_out,
+    pad,
+    prepare,
+    raw_on_axes,
+    unmasked,
+)
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, masks_of
 from aevb.estimate.places import INDICES, Placed, Places, places_of
 from aevb.runtime.checked_files import check_mapped
@@ -79,6 +88,7 @@ class Source:
     near = False  # whether the rows are on the model's device
     windows: Windows | None = None  # groups of rows that are read together, if there are any
     places: Places = INDICES  # names of rows and columns in messages
+    pixels: Mapping[str, str] = MappingProxyType({})  # how images of bytes were prepared
     _last: tuple[Tensor, Batch]  # the rows that ``read_at`` read last
 
     def take(
@@ -497,6 +507,20 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
     if isinstance(data, Source):
         return data
     arrays = read_arrays(data, graph)
+    pixels = {
+        name: default_preparation(graph, name)
+        for name, value in arrays.items()
+        if holds_pixels(graph, name, value)
+    }
+    for name, how in pixels.items():
+        value, flat = arrays[name], len(graph.shapes[name]) == 1
+        arrays[name] = prepare_levels(how, value.reshape(len(value), -1) if flat else value, 256)
+    source = _opened(graph, arrays, like, told)
+    source.pixels = pixels
+    return source
+
+
+def _opened(graph: Graph, arrays: dict[str, Any], like: Tensor, told: Told | None) -> Source:
     if any(is_lazy(v.values if isinstance(v, Fresh) else v) for v in arrays.values()):
         mapped = Mapped(graph, arrays, like, told)
         return (

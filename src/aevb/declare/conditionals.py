@@ -38,6 +38,7 @@ from torch.distributions import constraints
 
 from aevb.declare.networks import Network, Shape, mlp
 from aevb.declare.noise_kinds import Noise
+from aevb.declare.own_networks import as_network
 
 TABLE_LIMIT = 2**16  # a finite variable with more values than this cannot be enumerated
 # Tables up to this size are built with the model: as many values as a plan enumerates by default.
@@ -87,7 +88,9 @@ class Conditional:
 
     Arguments:
         size: The number of entries: an int, or a shape such as (1, 28, 28). Declare it once, in p.
-        net: The network that maps the parents to the distribution's parameters (default: affine).
+        net: The network that maps the parents to the distribution's parameters (default: affine): a
+            network of the library, or any torch module or function of the parents' tensors
+            (:class:`aevb.wrap`).
         learned: Whether the parameters of a variable without parents are learned. By default it has
             a fixed standard distribution.
 
@@ -97,7 +100,7 @@ class Conditional:
     """
 
     size: int | Shape | None = None
-    net: Network | None = None
+    net: Network | nn.Module | Callable[..., Any] | None = None
     learned: bool = False
 
     stochastic: ClassVar[bool] = True
@@ -126,11 +129,10 @@ class Conditional:
                     f"{type(self).__name__}: a size is a positive whole number or a tuple of "
                     f"them, got {self.size!r}."
                 )
-        if self.net is not None and not isinstance(self.net, Network):
-            raise ValueError(
-                f"{type(self).__name__}: net={self.net!r} is not a network. Use linear(), "
-                f"mlp(500, 500), conv(...), deconv(...)."
-            )
+        try:
+            object.__setattr__(self, "net", as_network(self.net))
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from None
 
     # What a family defines ------------------------------------------------------------------------
 
@@ -427,6 +429,11 @@ class Conditional:
 
     # What follows from the definition -------------------------------------------------------------
 
+    @property
+    def network(self) -> Network | None:
+        """The network of ``net``; a module or a function of the user was wrapped in one."""
+        return as_network(self.net)
+
     def log_prob(
         self, dist: td.Distribution, value: Tensor, present: Tensor | None = None
     ) -> Tensor:
@@ -560,7 +567,8 @@ class Factor(nn.Module):
         if count is not None and count <= TABLE_KEPT:
             self.register_buffer("values", spec.values(d), persistent=False)
         if parents:
-            self.net = (spec.net or mlp()).build(parents, list(self.sizes.values()), shape, masked)
+            network = spec.network or mlp()
+            self.net = network.build(parents, list(self.sizes.values()), shape, masked)
         else:
             standard = spec.standard(d)
             self.standard = torch.cat(

@@ -232,6 +232,38 @@ class Network:
         """
         return ()
 
+    def dropouts_of(
+        self, parents: Mapping[str, Shape], shape: Shape
+    ) -> tuple[tuple[float, int], ...]:
+        """The dropout masks for these parents, if the widths of the layers depend on them."""
+        if type(self).make is Network.make:
+            return self.dropouts()
+        from aevb.declare.own_networks import dropouts_of
+
+        return dropouts_of(self, parents, shape)
+
+    def make(self, parents: Mapping[str, Shape], shape: Shape) -> nn.Module:
+        """Make a torch module that is called with the parents' tensors, each [rows, *its shape].
+
+        A subclass defines either this or :meth:`build`. ``shape`` is the shape of the variable. The
+        module returns the raw parameters of the family, or features for a linear layer
+        (:class:`aevb.wrap`).
+
+        >>> @dataclass(frozen=True, repr=False)
+        ... class encoder(Network):
+        ...     width: int = 64
+        ...
+        ...     def make(self, parents, shape):
+        ...         inputs = sum(math.prod(parent) for parent in parents.values())
+        ...         return nn.Sequential(nn.Flatten(), nn.Linear(inputs, self.width), nn.GELU())
+        >>> encoder(8).build({"x": (1, 4, 4)}, [2, 2], (2,), ()).heads
+        Linear(in_features=8, out_features=4, bias=True)
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no method build. Define make(parents, shape), which "
+            f"returns a torch module, or build(parents, heads, shape, masked)."
+        )
+
     def build(
         self,
         parents: Mapping[str, Shape],
@@ -257,10 +289,9 @@ class Network:
         >>> net.rest(net.first({"z": torch.zeros(5, 2)})).shape
         torch.Size([5, 6])
         """
-        raise TypeError(
-            f"{type(self).__name__} has no method build. Define build(parents, heads, shape, "
-            f"masked)."
-        )
+        from aevb.declare.own_networks import build_own
+
+        return build_own(self, parents, heads, shape, masked)
 
 
 @register
@@ -320,8 +351,7 @@ class mlp(Network):
         _sizes("mlp", self.hidden)
         _choice("activation", activation, list(ACTIVATIONS))
         _choice("initialiser", init, INITIALIZERS)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a probability below 1, got {dropout}.")
+        _check_dropout(dropout)
         if self.hidden and not bias:
             raise ValueError(
                 "mlp with hidden layers always has biases; only linear() takes bias=False."
@@ -426,7 +456,7 @@ class MLP(nn.Module):
         return affine(h, self.heads.weight, self.heads.bias, full=True)
 
     def _drop(self, h: Tensor, i: int, keep: Sequence[Tensor]) -> Tensor:
-        return h * (keep[i] * (1 / (1 - self.spec.dropout))).to(h.dtype) if keep else h
+        return _dropped(h, keep[i], self.spec.dropout) if keep else h
 
 
 @register
@@ -434,13 +464,15 @@ class MLP(nn.Module):
 class conv(Network):
     """Convolutions for image-shaped parents, then one dense layer: ``conv(32, 64, hidden=256)``.
 
-    Each convolution has stride 2. The dense layer reads all parents.
+    Each convolution halves height and width, which may be any numbers. The dense layer reads all
+    parents. All sizes follow from the shapes of the parents.
 
     Arguments:
         *sizes: The number of channels of each convolution.
         channels: The same as a sequence.
         hidden: The size of the dense layer.
         activation: The function after each layer, as in :class:`mlp`.
+        dropout: The share of the units of the dense layer that a training step leaves out.
         init: How weights start, as in :class:`mlp`.
 
     >>> net = conv(4, 8, hidden=16).build({"x": (1, 8, 8)}, heads=[2, 2], shape=(2,), masked=())
@@ -452,6 +484,7 @@ class conv(Network):
     hidden: int = 256
     activation: str = "relu"
     init: str = "default"
+    dropout: float = 0.0
 
     def __init__(
         self,
@@ -460,8 +493,12 @@ class conv(Network):
         hidden: int = 256,
         activation: str = "relu",
         init: str = "default",
+        dropout: float = 0.0,
     ) -> None:
-        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
+        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init, dropout)
+
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        return ((self.dropout, self.hidden),) if self.dropout else ()
 
     def build(
         self,
@@ -484,13 +521,15 @@ class conv(Network):
 class deconv(Network):
     """A dense layer, then transposed convolutions up to an image.
 
-    Each of them doubles height and width.
+    For example, ``deconv(64, 32)`` for a variable of shape (1, 28, 28). Each transposed convolution
+    doubles height and width, up to those of the variable, which may be any numbers.
 
     Arguments:
         *sizes: The number of channels before each transposed convolution.
         channels: The same as a sequence.
         hidden: The size of the dense layer.
         activation: The function after each layer but the last, as in :class:`mlp`.
+        dropout: The share of the units of the dense layer that a training step leaves out.
         init: How weights start, as in :class:`mlp`.
 
     >>> net = deconv(8, 4, hidden=16).build({"z": (2,)}, heads=[64], shape=(1, 8, 8), masked=())
@@ -502,6 +541,7 @@ class deconv(Network):
     hidden: int = 256
     activation: str = "relu"
     init: str = "default"
+    dropout: float = 0.0
 
     def __init__(
         self,
@@ -510,8 +550,12 @@ class deconv(Network):
         hidden: int = 256,
         activation: str = "relu",
         init: str = "default",
+        dropout: float = 0.0,
     ) -> None:
-        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init)
+        _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init, dropout)
+
+    def dropouts(self) -> tuple[tuple[float, int], ...]:
+        return ((self.dropout, self.hidden),) if self.dropout else ()
 
     def build(
         self,
@@ -534,13 +578,19 @@ class deconv(Network):
 
 
 def _set_convolution(
-    spec: conv | deconv, channels: Shape, hidden: int, activation: str, init: str
+    spec: conv | deconv,
+    channels: Shape,
+    hidden: int,
+    activation: str,
+    init: str,
+    dropout: float,
 ) -> None:
     for name, value in {
         "channels": channels,
         "hidden": hidden,
         "activation": activation,
         "init": init,
+        "dropout": dropout,
     }.items():
         object.__setattr__(spec, name, value)
     if not channels:
@@ -551,6 +601,17 @@ def _set_convolution(
     _sizes(type(spec).__name__, (*channels, hidden))
     _choice("activation", activation, list(ACTIVATIONS))
     _choice("initialiser", init, INITIALIZERS)
+    _check_dropout(dropout)
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is a probability below 1, got {dropout}.")
+
+
+def _dropped(h: Tensor, keep: Tensor, dropout: float) -> Tensor:
+    """Units with the dropped ones set to zero; ``keep`` is 1 for a unit that is kept."""
+    return h * (keep * (1 / (1 - dropout))).to(h.dtype)
 
 
 def _halve(size: int) -> int:
@@ -575,7 +636,7 @@ class Encoder(nn.Module):
         self, spec: conv, parents: Mapping[str, Shape], heads: Sequence[int], masked: Sequence[str]
     ) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
         self.shapes = {name: shape for name, shape in parents.items() if len(shape) == 3}
         self.masked = [name for name in masked if name in self.shapes]
         self.stacks = nn.ModuleDict()
@@ -633,7 +694,9 @@ class Encoder(nn.Module):
         return image.reshape(*value.shape[:-1], -1)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        return affine(self.activation(h), self.heads.weight, self.heads.bias, full=True)
+        h = self.activation(h)
+        h = _dropped(h, keep[0], self.dropout) if keep else h
+        return affine(h, self.heads.weight, self.heads.bias, full=True)
 
 
 class Decoder(nn.Module):
@@ -646,7 +709,7 @@ class Decoder(nn.Module):
         masked: Sequence[str],
     ) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
         inputs = {name: math.prod(parent) for name, parent in parents.items()}
         self.blocks = Blocks(inputs, spec.hidden, bias=True, init=spec.init, masked=masked)
         self.sizes = [shape[1:]]
@@ -672,7 +735,9 @@ class Decoder(nn.Module):
         return self.blocks(inputs, bias=bias, missing=missing)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
-        image = self.activation(self.grow(self.activation(h))).reshape(-1, *self.seed)
+        h = self.activation(h)
+        h = _dropped(h, keep[0], self.dropout) if keep else h
+        image = self.activation(self.grow(h)).reshape(-1, *self.seed)
         for i, (layer, (height, width)) in enumerate(zip(self.layers, self.sizes[1:], strict=True)):
             # For an odd size, doubling gives one pixel too many.
             image = layer(image)[..., :height, :width]

@@ -1,8 +1,10 @@
 """The registry of conditionals and networks (name → class), for saving and loading declarations.
 
 A specification (a conditional or a network) is a frozen dataclass. Its record holds its registered
-name and the fields that differ from their defaults. Reading a record imports nothing, and runs no
-code except the registered constructor.
+name and the fields that differ from their defaults. A torch module or a function of the user is
+recorded by its name only: a class of modules and a function may be registered, everything else has
+to be given again. Reading a record imports nothing, and runs no code except the registered
+constructor.
 """
 
 from __future__ import annotations
@@ -10,21 +12,27 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+from torch import nn
+
 _known: dict[str, type] = {}
-C = TypeVar("C", bound=type)
+_modules: dict[str, Any] = {}  # classes of torch modules, and functions, of the user
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 def register(cls: C) -> C:
-    """Register a conditional or network class by its name.
+    """Register a class (or a function) by its name.
 
     Models that use it can then be saved and loaded.
 
     Arguments:
-        cls: The class, a frozen dataclass: put ``@dataclass(frozen=True)`` below ``@register``.
+        cls: The class. A conditional or a network is a frozen dataclass: put
+            ``@dataclass(frozen=True)`` below ``@register``. A class of torch modules
+            (``net=Encoder``) takes no arguments. A function of the parents' tensors needs a name of
+            its own.
 
     Returns:
         The class, so that this function is a decorator.
@@ -38,6 +46,15 @@ def register(cls: C) -> C:
     >>> NarrowNormal(3)
     NarrowNormal(3)
     """
+    if not isinstance(cls, type) or issubclass(cls, nn.Module):
+        name = name_of(cls)
+        other = _modules.get(name)
+        if not name.isidentifier():
+            raise ValueError(f"{cls!r} has no name to find it by. Define it with class or def.")
+        if other is not None and _place(other) != _place(cls):
+            raise ValueError(f"The name {name!r} is taken by {_place(other)}. Use another name.")
+        _modules[name] = cls
+        return cls
     if not dataclasses.is_dataclass(cls):
         raise TypeError(
             f"{cls.__name__} is not a dataclass. Put @dataclass(frozen=True) below @register."
@@ -68,7 +85,11 @@ def to_record(spec: Any) -> Any:
         record: dict[str, Any] = {"type": type(spec).__name__}
         for field in dataclasses.fields(spec):
             value = getattr(spec, field.name)
-            if field.default is dataclasses.MISSING or value != field.default:
+            if field.name == _own_field(type(spec)):
+                # An object's arguments are unknown, so it is not found by its class.
+                kind = "(…)" if isinstance(value, nn.Module) else ""
+                record[field.name] = {OWN: name_of(value) + kind}
+            elif field.default is dataclasses.MISSING or value != field.default:
                 record[field.name] = to_record(value)
         return record
     if isinstance(spec, tuple | list):
@@ -81,16 +102,52 @@ def to_record(spec: Any) -> Any:
     )
 
 
-def from_record(record: Any, custom: Iterable[type] = ()) -> Any:
+OWN = "own"  # the key of the name of a torch module or a function of the user
+
+
+def name_of(part: Any) -> str:
+    """The name of a class, a function, or an object's class."""
+    if isinstance(part, partial):
+        return name_of(part.func)
+    return str(getattr(part, "__name__", type(part).__name__))
+
+
+def _place(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+def from_record(
+    record: Any, custom: Iterable[type] = (), *, module: Any = None, where: str = "…"
+) -> Any:
     """Build the specification that a record describes.
 
-    ``custom`` holds classes of the caller that are not registered.
+    ``custom`` holds classes of the caller that are not registered, and ``module`` the torch module
+    or function of the factor ``where``.
     """
     known = _known | {cls.__name__: cls for cls in custom}
-    return _read(record, known)
+    return _read(record, known, module, where)
 
 
-def _read(record: Any, known: dict[str, type]) -> Any:
+def _own_field(cls: type) -> str | None:
+    """The field of a specification that holds a torch module or a function of the user."""
+    return getattr(cls, "own_field", None)
+
+
+def _own(record: Any, module: Any, where: str) -> Any:
+    """The user's module or function: the given one, or a registered one of this name."""
+    if module is not None:
+        return module
+    name = record.get(OWN) if isinstance(record, dict) else None
+    if not isinstance(name, str) or name not in _modules:
+        raise ValueError(
+            f"The saved model has a network of your own in {where}, {name}. Pass it: load(path, "
+            f'modules={{"{where}": …}}). A class of modules (net=Encoder, without arguments) or a '
+            f"function is also found by its name after aevb.register(Encoder)."
+        )
+    return _modules[name]
+
+
+def _read(record: Any, known: dict[str, type], module: Any, where: str) -> Any:
     if isinstance(record, dict):
         name = record.get("type")
         if not isinstance(name, str) or name not in known:
@@ -105,7 +162,12 @@ def _read(record: Any, known: dict[str, type]) -> Any:
                 f"The saved model gives {name} a setting {unknown[0]!r} that it does not have; it "
                 f"may come from another version."
             )
-        settings = {key: _read(value, known) for key, value in record.items() if key != "type"}
+        own = _own_field(known[name])
+        settings = {
+            key: _own(value, module, where) if key == own else _read(value, known, module, where)
+            for key, value in record.items()
+            if key != "type"
+        }
         kinds = _kinds(known[name])
         for key, value in settings.items():
             if not _is(value, kinds.get(key, Any)):
@@ -115,7 +177,7 @@ def _read(record: Any, known: dict[str, type]) -> Any:
                 )
         return known[name](**settings)
     if isinstance(record, list):
-        return tuple(_read(item, known) for item in record)
+        return tuple(_read(item, known, module, where) for item in record)
     return record
 
 
@@ -143,6 +205,10 @@ def _is(value: Any, kind: Any) -> bool:
     These are numbers, strings, tuples, specifications, and unions.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin is Callable:
+        return callable(value)
     if origin in (typing.Union, types.UnionType):
         return any(_is(value, one) for one in inner)
     if kind is float:

@@ -36,10 +36,15 @@ def serialize(graph: Graph, missing: str) -> dict[str, Any]:
     return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": missing}
 
 
-def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> Parts:
+def deserialize(
+    declaration: Mapping[str, Any],
+    custom: Iterable[type] = (),
+    modules: Mapping[str, Any] | None = None,
+) -> Parts:
     """Read a declaration from JSON-ready data.
 
-    ``custom`` holds the user's classes that are not registered.
+    ``custom`` holds the user's classes that are not registered, and ``modules`` torch modules or
+    functions by factor ("q(z|x)").
     """
     if not isinstance(declaration, Mapping) or declaration.get("format") != "aevb model":
         raise ValueError("This is not an aevb model's declaration.")
@@ -70,8 +75,17 @@ def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> 
             f"most {MOST_FACTORS} are read."
         )
     custom = tuple(custom)
+    given_modules = _by_factor(declaration, modules or {})
     p, q = (
-        {key: from_record(record, custom) for key, record in declaration[side].items()}
+        {
+            key: from_record(
+                record,
+                custom,
+                module=given_modules.get(_factor(side, key)),
+                where=_factor(side, key),
+            )
+            for key, record in declaration[side].items()
+        }
         for side in ("p", "q")
     )
     return {
@@ -80,3 +94,31 @@ def deserialize(declaration: Mapping[str, Any], custom: Iterable[type] = ()) -> 
         "given": {name: tuple(shape) for name, shape in given.items()},
         "missing": missing,
     }
+
+
+def _factor(side: str, key: str) -> str:
+    """The name of a factor, as in ``model.factors``: q(z|x) for the key "z | x"."""
+    return f"{side}({key.replace(' | ', '|')})"
+
+
+def _by_factor(declaration: Mapping[str, Any], modules: Mapping[str, Any]) -> dict[str, Any]:
+    """The given modules by the factor's name; a key of the declaration will do, if it is unique."""
+    factors = [_factor(side, key) for side in ("p", "q") for key in declaration[side]]
+    found = {}
+    for name, module in modules.items():
+        short = _without_spaces(str(name))
+        fits = [
+            one for one in factors if short in (_without_spaces(one), _without_spaces(one[2:-1]))
+        ]
+        if len(fits) != 1:
+            which = "no factor" if not fits else "not one factor"
+            raise ValueError(
+                f"modules= names {name!r}, which is {which} of the saved model. Its factors are "
+                f"{', '.join(factors)}."
+            )
+        found[fits[0]] = module
+    return found
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())

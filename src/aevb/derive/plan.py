@@ -267,9 +267,11 @@ class Plan:
             noise[RESAMPLING] = ("uniform", (apart, steps, n, 1))
         if dropout:
             for entry in self.graph.entries():
-                if entry.id not in self.axes or entry.spec.net is None:
+                if entry.id not in self.axes or (net := entry.spec.network) is None:
                     continue
-                for i, (p, width) in enumerate(entry.spec.net.dropouts()):
+                parents = {str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents}
+                dropouts = net.dropouts_of(parents, self.graph.shapes[entry.key.name])
+                for i, (p, width) in enumerate(dropouts):
                     shape = self._shape(self.axes[entry.id], n, steps, width)
                     noise[dropout_name(entry, i)] = (keep(1 - p), shape)
         return noise

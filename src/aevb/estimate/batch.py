@@ -7,6 +7,7 @@ it exists only for ragged sequences. The examples are always on axis −2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -344,7 +345,10 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
     It names the first such entry, its place, and the fix.
     """
     if not array.shape and array.dtype == object:
-        fix = f" Pass {name}.toarray()." if hasattr(value, "toarray") else ""
+        known = {"toarray": "toarray()", "pixels": "pixels"}
+        fix = next(
+            (f" Pass {name}.{fix}." for word, fix in known.items() if hasattr(value, word)), ""
+        )
         return f"{name} is a {type(value).__name__}, not an array of numbers.{fix}"
     for place in np.ndindex(array.shape) if array.dtype.kind in "OSU" else ():
         try:
@@ -386,18 +390,28 @@ def _layout(
         return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
     alone = tensor.dim() == 1 + time and shape == (1,)
+    pixels = holds_pixels(graph, name, tensor)
     if (
         tensor.shape[1 + time :] != shape
         and not alone
         and not (tensor.dim() == 2 + time and tensor.shape[-1] == d)
+        and not _is_image_of(shape, tensor.shape[1 + time :])
+        and not (pixels and len(shape) == 1 and math.prod(tensor.shape[1:]) == d)
     ):
         fix = ""
+        if len(shape) == 3 and (found := image_shape(tensor.shape[1 + time :])) is not None:
+            fix = (
+                f" Declare the shape of the data, {found}, or resize them: "
+                f"aevb.data.images(folder, size={shape[1:]})."
+            )
         if time and tensor.dim() and tensor.shape[1:] in (shape, () if shape == (1,) else shape):
             one = ", ".join(map(str, (1, len(tensor), *shape)))
             fix = f" If it is one sequence of {len(tensor)} steps, write {name}.reshape({one})."
         raise ValueError(
             f"{name} has shape {list(tensor.shape)}; expected {expected}, the examples first.{fix}"
         )
+    if pixels:
+        tensor = middle_of_bytes(graph, name, tensor, like)
     tensor = _on_axes(graph, name, tensor, like)
     mask = ~tensor.isnan()
     if bool(mask.all()):
@@ -411,10 +425,65 @@ def _on_axes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
     The result is on the model's device and in its precision.
     """
     time = 1 if graph.timed[name] else 0
+    if tensor.shape[1 + time :] == _channels_last(graph.shapes[name]) != graph.shapes[name]:
+        tensor = tensor.movedim(-1, -3)
     tensor = (
         tensor.reshape(*tensor.shape[: 1 + time], graph.size(name)).to(like.device).to(like.dtype)
     )
     return tensor.transpose(0, 1) if time else tensor.unsqueeze(0)
+
+
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape (height, width, channels) of an image, as files have it."""
+    return (*shape[1:], shape[0]) if len(shape) == 3 else None
+
+
+def _is_image_of(shape: tuple[int, ...], found: tuple[int, ...]) -> bool:
+    """Whether data of this shape are the declared image: channels last, or one channel left out."""
+    return len(shape) == 3 and (tuple(found) == _channels_last(shape) or (1, *found) == shape)
+
+
+def holds_bytes(value: Any) -> bool:
+    """Whether an array holds bytes."""
+    return str(getattr(value, "dtype", None)) in ("uint8", "torch.uint8")
+
+
+def image_shape(found: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape to declare for data of this shape, if they look like images."""
+    if len(found) == 2:
+        return (1, *found)
+    if len(found) != 3:
+        return None
+    return (found[2], *found[:2]) if found[2] in (1, 3) else tuple(found)
+
+
+def holds_pixels(graph: Graph, name: str, value: Any) -> bool:
+    """Whether an array holds images as bytes: grey levels from 0 to 255, not the model's numbers.
+
+    Bytes that are all 0 or 1 are numbers.
+    """
+    if not holds_bytes(value):
+        return False
+    if name not in graph.shapes or graph.timed[name] or graph.size(name) == 1:
+        return False
+    if len(value.shape) < 3 and len(graph.shapes[name]) < 3:
+        return False  # columns of a table
+    if name not in graph.given and graph.rule("p", name).spec.categorical:
+        return False
+    first = value[:1000]
+    return bool(len(first)) and int(first.max()) > 1
+
+
+def middle_of_bytes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    """Bytes as the numbers that their dequantised values lie around: (x + ½) / 256.
+
+    Binary variables are 1 from 128 on, and counts stay as they are.
+    """
+    levels = tensor.to(like.device).to(like.dtype)
+    how = "dequantise" if name in graph.given else graph.rule("p", name).spec.preparation
+    if how == "threshold":
+        return (levels >= 128).to(like.dtype)
+    return levels if how == "counts" else (levels + 0.5) / 256
 
 
 def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:

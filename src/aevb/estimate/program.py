@@ -169,9 +169,11 @@ class Program:
 
         :mod:`aevb.evidence.per_example_q` uses the offset.
         """
-        count = len(entry.spec.net.dropouts()) if entry.spec.net else 0
-        names = [*(dropout_name(entry, i) for i in range(count)), offset_name(entry)]
-        return [self.noise[name] for name in names if name in self.noise]
+        masks: list[Tensor] = []
+        while (name := dropout_name(entry, len(masks))) in self.noise:
+            masks.append(self.noise[name])
+        offset = self.noise.get(offset_name(entry))
+        return masks if offset is None else [*masks, offset]
 
     # Factors outside loops ------------------------------------------------------------------------
 

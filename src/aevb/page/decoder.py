@@ -25,6 +25,7 @@ from aevb.declare.evaluation_order import schedule
 from aevb.declare.families import FAMILIES
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.networks import MLP, Blocks, Decoder, Named, deconv, mlp
+from aevb.declare.own_networks import wrap
 from aevb.estimate.ancestral import ancestral_draw
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.program import Program
@@ -143,9 +144,9 @@ def _check_entry(entry: Entry, factor: nn.Module) -> None:
             f"of aevb."
         )
     if net is not None and type(net) not in (mlp, deconv):
+        shown = repr(net) if isinstance(net, wrap) else type(net).__name__
         raise NotForAPageError(
-            f"{name}'s network {type(net).__name__} cannot run in a page. Only linear, mlp and "
-            f"deconv can."
+            f"{name}'s network {shown} cannot run in a page. Only linear, mlp and deconv can."
         )
     for module in factor.modules():
         if type(module) not in KNOWN_MODULES:

@@ -26,6 +26,7 @@ OBJECTIVE = "objective"  # the run maximises something else than the bound
 WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
+PIXELS = "pixels prepared"  # images of bytes, prepared as their likelihood requires
 FOLDER = "folder"
 DEVICE = "device"  # device="auto" avoids a GPU on which the model does not train
 STOPPED_EARLY = "stopped early"  # the patience of the run has run out

@@ -10,6 +10,7 @@ from aevb.declare.deterministic import LSTM, Cell
 from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry
 from aevb.declare.noise_kinds import SEED
+from aevb.declare.own_networks import own_networks
 from aevb.derive.plan import Plan
 from aevb.model import Model
 from aevb.runtime.private_torch import has_hooks, hooks_known
@@ -76,15 +77,22 @@ def own_part(model: Model) -> str | None:
             f"{own[0].__name__} is a part of your own, whose code may have side effects (set pure "
             f"= True in its class if it has none)"
         )
+    for name, net in own_networks(dict(model.factors.items())):
+        if (why := net.why_impure()) is not None:
+            return f"{name}: {why}"
     return added(model) or (None if hooks_known() else UNKNOWN_HOOKS)
 
 
 def added(model: Model) -> str | None:
     """Return what was added to a model beyond its declaration (modules, hooks), or None."""
+    own = dict(own_networks(dict(model.factors.items())))
+    declared = {id(part) for net in own.values() for part in net.modules()}
     for entry in model.graph.entries():
         for name, module in (
             model.factors[entry.id].named_modules() if not _own_classes(entry) else ()
         ):
+            if id(module) in declared:
+                continue
             if not _ours(type(module)) and (
                 not type(module).__module__.startswith("torch.nn.modules.")
                 or list(module.buffers(recurse=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,11 +119,19 @@ class Run:
         return cards.run_card(self, Metric(judge), Metric(judge, validation=True))
 
     @classmethod
-    def load(cls, out: str | Path) -> Run:
+    def load(
+        cls,
+        out: str | Path,
+        *,
+        custom: Iterable[type] = (),
+        modules: Mapping[str, Any] | None = None,
+    ) -> Run:
         """Read a run from its folder: the model at the last checkpoint, and the history up to it.
 
         Arguments:
             out: The folder.
+            custom: Your own classes of conditionals and networks, as for :func:`aevb.load`.
+            modules: Your own torch modules and functions, as for :func:`aevb.load`.
 
         Returns:
             The run.
@@ -139,7 +147,7 @@ class Run:
         (20, True)
         """
         folder = Path(out)
-        model, found, rows = _load(folder, "last")
+        model, found, rows = _load(folder, "last", custom, modules)
         seconds = max((row.get("seconds", 0.0) for row in rows), default=0.0)
         return cls(model, _settings(found.state["settings"]), rows, folder, found.step, seconds)
 
@@ -282,7 +290,13 @@ class Run:
         return card_of_run(self, data, labels, out=out, about=about, license=license)
 
 
-def load_run(out: str | Path, which: str = "best") -> Model:
+def load_run(
+    out: str | Path,
+    which: str = "best",
+    *,
+    custom: Iterable[type] = (),
+    modules: Mapping[str, Any] | None = None,
+) -> Model:
     """Read the model of a run from its folder.
 
     Arguments:
@@ -291,6 +305,8 @@ def load_run(out: str | Path, which: str = "best") -> Model:
             was no validation. "last" loads the last checkpoint, from which ``resume=True``
             continues; these are also the weights that ``fit`` leaves in the model, unless
             ``patience`` was set.
+        custom: Your own classes of conditionals and networks, as for :func:`aevb.load`.
+        modules: Your own torch modules and functions, as for :func:`aevb.load`.
 
     Returns:
         The model.
@@ -311,7 +327,7 @@ def load_run(out: str | Path, which: str = "best") -> Model:
     """
     if which not in ("best", "last"):
         raise ValueError(f'which is "best" or "last", got {which!r}.')
-    return _load(Path(out), which)[0]
+    return _load(Path(out), which, custom, modules)[0]
 
 
 def recipe_of(out: Path) -> Recipe | None:
@@ -321,7 +337,12 @@ def recipe_of(out: Path) -> Recipe | None:
     return Recipe.read(out)
 
 
-def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, Any]]]:
+def _load(
+    folder: Path,
+    which: str,
+    custom: Iterable[type] = (),
+    modules: Mapping[str, Any] | None = None,
+) -> tuple[Model, Checkpoint, list[dict[str, Any]]]:
     """Return the model, its checkpoint, and the history up to it.
 
     An :class:`IntegrityWarning` reports a history that does not match the checkpoints.
@@ -346,7 +367,7 @@ def _load(folder: Path, which: str) -> tuple[Model, Checkpoint, list[dict[str, A
             )
     check_beside(folder, "model.json", manifest)
     found = read(chosen)
-    model = read_model(path, chosen / "weights.safetensors")
+    model = read_model(path, chosen / "weights.safetensors", custom, modules)
     floating = [tensor.dtype for tensor in found.weights.values() if tensor.is_floating_point()]
     model = model.to(floating[0]) if floating else model
     check_fit(found, model.state_dict(), folder)

@@ -18,11 +18,20 @@ from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
 from aevb.training.settings import penalties_of
 from aevb.training.trained_factors import known_everywhere
 
+PREPARED = {
+    "dequantise": "dequantised to (0, 1): (x + u) / 256, with u uniform on [0, 1)",
+    "threshold": "thresholded: 1 from 128 on, else 0",
+}
+
 
 def notes_at_start(job: Job) -> Iterator[Event]:
     """Return the events to record before the first step."""
     yield from _latents_known_everywhere(job)
     yield from _labels_without_effect(job)
+    for name, how in job.source.pixels.items():
+        if how in PREPARED:
+            text = f"{name} holds images of bytes, {PREPARED[how]}."
+            yield Event(events.PIXELS, name, text)
     if job.settings.penalised:
         text = (
             f"The run maximises the objective, which has {penalties_of(job.settings)}. The "

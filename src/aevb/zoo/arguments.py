@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.distributions import constraints
 
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import FAMILIES
-from aevb.declare.networks import Network, mlp
+from aevb.declare.networks import Network, Shape, conv, deconv, mlp
 from aevb.runtime.suggestions import did_you_mean
 
 Likelihood = str | Conditional
 Choice = TypeVar("Choice")
 
 
-def family_of(likelihood: Likelihood, size: int, net: Network | None = None) -> Conditional:
+def family_of(likelihood: Likelihood, size: int | Shape, net: Network | None = None) -> Conditional:
     """Return the conditional of the data, from a family's name or a conditional.
 
     It gets the model's size and network if it has none.
@@ -30,14 +30,28 @@ def family_of(likelihood: Likelihood, size: int, net: Network | None = None) -> 
     return replace(spec, size=spec.size or size, net=spec.net or net)
 
 
-def reading(family: Conditional, net: mlp) -> mlp:
+def networks_of(net: str, x: int | Shape, dense: mlp, channels: Shape) -> tuple[Network, Network]:
+    """Return the networks that read x and that make x, by name: "mlp" or "conv"."""
+    if choose("net", net, {"mlp": False, "conv": True}):
+        if isinstance(x, int) or len(x) != 3:
+            raise ValueError(
+                f'net="conv" is for images: x is (channels, height, width), e.g. x=(1, 28, 28), '
+                f'but here x={x}. Use net="mlp".'
+            )
+        wide = dense.hidden[0] if dense.hidden else 256
+        settings: Any = {"hidden": wide, "init": dense.init, "dropout": dense.dropout}
+        return conv(*channels, **settings), deconv(*channels[::-1], **settings)
+    return dense, dense
+
+
+def reading(family: Conditional, net: Network) -> Network:
     """Return the network for factors that read the data; it transforms counts to a log scale.
 
     (Recurrent states read raw counts.)
     """
     return (
         replace(net, log=True)
-        if family.support is constraints.nonnegative_integer and net.hidden
+        if family.support is constraints.nonnegative_integer and isinstance(net, mlp) and net.hidden
         else net
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU, LSTM
 from aevb.declare.families import MultivariateNormal, Normal, OneHot
-from aevb.declare.networks import linear, mlp
+from aevb.declare.networks import Shape, linear, mlp
 from aevb.model import Model
-from aevb.zoo.arguments import Likelihood, choose, family_of, reading
+from aevb.zoo.arguments import Likelihood, choose, family_of, networks_of, reading
 
 
 def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
@@ -44,11 +44,13 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
 
 
 def vae(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 20,
     *,
     hidden: tuple[int, ...] = (500, 500),
     dropout: float = 0.1,
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
     """Variational auto-encoder (5.3), by default with the continuous Bernoulli likelihood.
@@ -56,10 +58,12 @@ def vae(
     That likelihood is for data in [0, 1].
 
     Arguments:
-        x: Number of entries of a row, for instance of pixels.
+        x: Number of entries of a row, for instance of pixels; or the shape of an image.
         z: Number of entries of the code.
         hidden: Sizes of the hidden layers of encoder and decoder.
         dropout: Share of the hidden units that a training step leaves out.
+        net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
+        channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional such as ``Normal(scale=0.1)``.
 
     Returns:
@@ -69,22 +73,24 @@ def vae(
     >>> model.sample(3, seed=0)["x"].shape
     torch.Size([3, 64])
     """
-    net = mlp(*hidden, dropout=dropout)
-    family = family_of(likelihood, x, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, dropout=dropout), channels)
+    family = family_of(likelihood, x, decoder)
     return Model(
         p={"z": Normal(z), "x | z": family},
-        q={"z | x": Normal(net=reading(family, net))},
+        q={"z | x": Normal(net=reading(family, encoder))},
     )
 
 
 def cvae(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 20,
     y: int = 10,
     *,
     variant: str = "both",
     hidden: tuple[int, ...] = (500, 500),
     dropout: float = 0.1,
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "ContinuousBernoulli",
 ) -> Model:
     """Conditional VAE (5.4): images given a label.
@@ -97,6 +103,8 @@ def cvae(
             "likelihood" only.
         hidden: Sizes of the hidden layers of encoder and decoder.
         dropout: Share of the hidden units that a training step leaves out.
+        net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
+        channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional.
 
     Returns:
@@ -106,8 +114,8 @@ def cvae(
     >>> model.sample(3, y=7, seed=0)["x"].shape
     torch.Size([3, 64])
     """
-    net = mlp(*hidden, dropout=dropout)
-    family = family_of(likelihood, x, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, dropout=dropout), channels)
+    family = family_of(likelihood, x, decoder)
     variants: dict[str, dict[str, Conditional]] = {
         "both": {"z | y": Normal(z), "x | y, z": family},
         "prior": {"z | y": Normal(z), "x | z": family},
@@ -115,17 +123,19 @@ def cvae(
     }
     return Model(
         p=choose("variant", variant, variants),
-        q={"z | x, y": Normal(net=reading(family, net))},
+        q={"z | x, y": Normal(net=reading(family, encoder))},
         given={"y": y},
     )
 
 
 def gmvae(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 64,
     y: int = 10,
     *,
     hidden: tuple[int, ...] = (512, 512),
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
     """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
@@ -137,6 +147,8 @@ def gmvae(
         z: Number of entries of the code.
         y: Number of clusters.
         hidden: Sizes of the hidden layers of the networks.
+        net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
+        channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional.
 
     Returns:
@@ -147,9 +159,9 @@ def gmvae(
     >>> model.posterior(x=torch.zeros(5, 16))["y"].probs.shape
     torch.Size([5, 3])
     """
-    net = mlp(*hidden, init="glorot_normal")
-    family = family_of(likelihood, x, net)
-    encoder = reading(family, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, init="glorot_normal"), channels)
+    family = family_of(likelihood, x, decoder)
+    encoder = reading(family, encoder)
     return Model(
         p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": family},
         q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
@@ -157,11 +169,13 @@ def gmvae(
 
 
 def m2(
-    x: int = 784,
+    x: int | Shape = 784,
     z: int = 64,
     y: int = 10,
     *,
     hidden: tuple[int, ...] = (512, 512),
+    net: str = "mlp",
+    channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "Bernoulli",
 ) -> Model:
     """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both.
@@ -171,6 +185,8 @@ def m2(
         z: Number of entries of the style.
         y: Number of classes.
         hidden: Sizes of the hidden layers of the networks.
+        net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
+        channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional.
 
     Returns:
@@ -181,9 +197,9 @@ def m2(
     >>> model.elbo(x=torch.zeros(4, 16), y=torch.tensor([0, 2, -1, -1])).value.shape
     torch.Size([4])
     """
-    net = mlp(*hidden, init="glorot_normal")
-    family = family_of(likelihood, x, net)
-    encoder = reading(family, net)
+    encoder, decoder = networks_of(net, x, mlp(*hidden, init="glorot_normal"), channels)
+    family = family_of(likelihood, x, decoder)
+    encoder = reading(family, encoder)
     return Model(
         p={"y": OneHot(y), "z": Normal(z), "x | y, z": family},
         q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
