@@ -9,7 +9,7 @@ import pytest
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "tutorial").glob("[1-9]-*.md"))
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 # Cell options, either as YAML between dashes or as lines that begin with a colon.
-OPTIONS = re.compile(r"\A(?:---\n.*?^---\n|(?::.*\n)+)", re.MULTILINE | re.DOTALL)
+OPTIONS = re.compile(r"\A(?:---\n.*?^---\n|(?::[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 # Smaller sizes, so that a page takes seconds.
 SMALLER = {
     r"\bsteps=\d{2,}": "steps=8",
