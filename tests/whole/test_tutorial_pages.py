@@ -21,7 +21,7 @@ SMALLER = {
     r"\bsamples=\d{3,}": "samples=20",
     r"\breplicates=\d+": "replicates=16",
     r"\brounds=\d+": "rounds=1",
-    r"\.gap\(x=x, ": ".gap(iterations=2, samples=20, x=x[:9], ",
+    r"\.gap\(x=x, ": ".gap(x=x[:9], samples=20, ",
     r"x=x_test\[:\d+\], iterations": "x=x_test[:5], iterations",
     r"x_test\[:40\]": "x_test[:5]",
     r"values\[:60\]": "values[:5]",
