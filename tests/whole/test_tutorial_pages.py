@@ -12,7 +12,7 @@ CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE |
 OPTIONS = re.compile(r"\A(?:---\n.*?^---\n|(?::[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 # Smaller sizes, so that a page takes seconds.
 SMALLER = {
-    r"\bsteps=\d{2,}": "steps=8",
+    r"\bsteps=\d{2,}": "steps=12",
     r"alternate\(\d+, \d+\)": "alternate(3, 3)",
     r'\bepochs=\d+|"epochs": \d+': lambda found: re.sub(r"\d+", "1", found[0]),
     r"\bmlp\(\d+(, \d+)?": "mlp(8",
@@ -27,17 +27,18 @@ SMALLER = {
     r"values\[:60\]": "values[:5]",
     r"\brange\(60\)": "range(10)",
     r"\bin range\(6\):": "in range(2):",
-    r"x=means\b|fit_transform\(means\)": lambda found: found[0].replace("means", "means[:40]"),
+    r"\bwarmup=\d+": "warmup=2",
+    r"\bperplexity=20": "perplexity=20, max_iter=250",
 }
 
 
 def cells(page: Path) -> list[tuple[int, str]]:
-    """Return the code of every cell of a page, with its line."""
-    text = page.read_text(encoding="utf-8")
-    return [
-        (text.count("\n", 0, found.start()) + 2, OPTIONS.sub("", found["code"]))
-        for found in CELL.finditer(text)
-    ]
+    """Return the code of every cell of a page, with its first line."""
+    text, found = page.read_text(encoding="utf-8"), []
+    for cell in CELL.finditer(text):
+        code = OPTIONS.sub("", cell["code"])
+        found.append((text.count("\n", 0, cell.end("code") - len(code)) + 1, code))
+    return found
 
 
 def smaller(code: str) -> str:
