@@ -1,4 +1,4 @@
-"""The tutorial's notebooks: every cell runs, in smaller sizes, and quotes what the library prints."""
+"""The notebooks of the tutorial: every cell runs, and what a page quotes is printed."""
 
 import re
 from pathlib import Path
