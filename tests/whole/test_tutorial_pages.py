@@ -24,7 +24,7 @@ SMALLER = {
     r"\.gap\(x=x, ": ".gap(x=x[:9], samples=20, ",
     r"x=x_test\[:\d+\], iterations": "x=x_test[:5], iterations",
     r"x_test\[:40\]": "x_test[:5]",
-    r"values\[:60\]": "values[:5]",
+    r"values\[:40\]": "values[:5]",
     r"\brange\(60\)": "range(10)",
     r"\bin range\(6\):": "in range(2):",
     r"\bwarmup=\d+": "warmup=2",
