@@ -309,6 +309,12 @@ def numbers(record: object) -> list[float]:
     )
 
 
+def test_the_text_is_the_same_in_a_notebook(mixture, monkeypatch):
+    expected = str(mixture)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(mixture) == expected
+
+
 def test_every_figure_is_finite_and_written(mixture, tmp_path):
     assert len(mixture.figures) > 20
     for one in mixture.figures:

@@ -156,6 +156,7 @@ class Laboratory:
             width=max(160, 110 + max(len(one.name) for one in self.figures)),
             no_color=True,
             highlight=False,
+            force_jupyter=False,  # in a notebook, rich would display the table and return nothing
         )
         with console.capture() as captured:
             console.print(self.table())
