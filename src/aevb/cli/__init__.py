@@ -17,6 +17,7 @@ from aevb.cli import (
     compare,
     doctor,
     estimators,
+    export,
     reproduce,
     score_table,
     serve,
@@ -77,6 +78,7 @@ app.command(rich_help_panel="Runs")(doctor.check)
 app.command(rich_help_panel="Runs")(estimators.estimators)
 app.command(rich_help_panel="Runs")(serve.serve)
 app.command(rich_help_panel="Runs")(page_command.page)
+app.command(rich_help_panel="Runs")(export.export)
 app.command(rich_help_panel="Runs")(reproduce.reproduce)
 
 
