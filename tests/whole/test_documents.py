@@ -53,6 +53,8 @@ UNTRAINED = (
     'given={"rain"',
     "print(zoo[",
     "fit(smoothing, ",
+    "print(exported.inputs, exported",
+    "step.inputs.items()",
 )
 
 
@@ -81,6 +83,7 @@ def smaller(code: str) -> str:
         "docs/series.md",
         "docs/series_models.md",
         "docs/long_sequences.md",
+        "docs/howto/export.md",
     ],
 )
 def test_every_block_runs_and_prints_what_the_page_shows(name):

@@ -98,9 +98,7 @@ class Filter:
             tril = dist._unbroadcasted_scale_tril
             noise = tril @ tril.mT
         else:
-            noise = torch.diag_embed(
-                dist.scale.expand(*dist.scale.shape[:-1], factor.d).square()
-            )
+            noise = torch.diag_embed(dist.scale.expand(*dist.scale.shape[:-1], factor.d).square())
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
 
     def _matrix(self, entry: Entry, factor: Factor, label: str) -> Tensor:
@@ -155,9 +153,7 @@ class Filter:
             timed = [name for name in self.linked if name not in at_once]
             belief, following = self._remembering(belief, timed)
             quick = (
-                self._as_chain(belief, following, timed)
-                if self.fast and self._in_numpy()
-                else None
+                self._as_chain(belief, following, timed) if self.fast and self._in_numpy() else None
             )
             total = total + (
                 self._through_time(belief, following, timed) if quick is None else quick

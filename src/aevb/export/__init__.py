@@ -21,7 +21,7 @@ from aevb.export import files
 from aevb.export.choice import BOUNDS, PARTS, part_of
 from aevb.export.files import read_metadata, run_onnx, run_torch
 from aevb.export.parts import Bound, Encoder, LogEvidence, Part
-from aevb.export.ports import Axes, Port
+from aevb.export.ports import Axes
 from aevb.export.tracing import ExportError, output_axes, trace
 from aevb.export.values import example
 from aevb.posterior.training_record import Teaching
@@ -126,13 +126,13 @@ def largest_difference(
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """NaN or shapes that differ count as infinite."""
-    if found.shape != expected.shape or (np.isnan(found) != np.isnan(expected)).any():
+    """The largest scaled difference; other shapes, or NaN in one of the two, are infinitely far."""
+    if found.shape != expected.shape:
         return float("inf")
-    same = found == expected
-    apart = np.abs(found - expected, where=~same, out=np.zeros_like(expected, dtype=float))
-    scaled = apart / np.maximum(1, np.abs(expected))
-    return float(np.nan_to_num(scaled[~same], nan=0.0).max(initial=0.0))
+    with np.errstate(invalid="ignore"):  # of infinite values that are equal
+        scaled = np.abs(found - expected) / np.maximum(1, np.abs(expected))
+    scaled[(found == expected) | (np.isnan(found) & np.isnan(expected))] = 0
+    return float(np.nan_to_num(scaled, nan=np.inf).max(initial=0.0))
 
 
 def _path(format: str, what: str, out: str | Path | None) -> Path:

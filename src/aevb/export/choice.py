@@ -87,7 +87,9 @@ def _score(
         if reason is not None:
             raise ValueError(f'log p of this model is not exact: {reason}. Use bound="elbo".')
         if samples != 1:
-            raise ValueError("log p of this model is exact and takes no samples. Leave out samples=.")
+            raise ValueError(
+                "log p of this model is exact and takes no samples. Leave out samples=."
+            )
         if timed and steps is None:
             raise ValueError(
                 f"The exact log p is a sum over paths of the latents, so it is no sum over single "
@@ -110,7 +112,9 @@ def _score(
             )
         if why := why_no_windows_by_plan(plan):
             reason = why.partition(". ")[0]
-            raise ValueError(f"The score is no sum over single steps: {reason}. {_capital(UNROLL)}.")
+            raise ValueError(
+                f"The score is no sum over single steps: {reason}. {_capital(UNROLL)}."
+            )
     return Bound(model, over, bound, samples)
 
 

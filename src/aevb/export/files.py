@@ -152,12 +152,11 @@ def _replacing(out: Path) -> Iterator[Path]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what torch prints, warns of and logs about its own code."""
-    level = logging.getLogger("torch").level
+    disabled = logging.root.manager.disable
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            logging.disable(logging.NOTSET)
-            logging.getLogger("torch").setLevel(level)
+            logging.disable(disabled)

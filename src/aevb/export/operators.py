@@ -90,8 +90,7 @@ def digamma(x: Tensor) -> Tensor:
     s = inverse * inverse
     series = s * (
         1 / 12
-        - s
-        * (1 / 120 - s * (1 / 252 - s * (1 / 240 - s * (1 / 132 - s * (691 / 32760 - s / 12)))))
+        - s * (1 / 120 - s * (1 / 252 - s * (1 / 240 - s * (1 / 132 - s * (691 / 32760 - s / 12)))))
     )
     found = torch.log(y) - 0.5 * inverse - series
     below = torch.where(small, x, torch.ones_like(x))
@@ -146,9 +145,7 @@ def solve_triangular(
     """
     d = _size(matrix, "linalg.solve_triangular")
     if not left:
-        solved = solve_triangular(
-            matrix.mT, value.mT, upper=not upper, unitriangular=unitriangular
-        )
+        solved = solve_triangular(matrix.mT, value.mT, upper=not upper, unitriangular=unitriangular)
         return solved.mT
     rows: list[Any] = [None] * d
     for i in range(d - 1, -1, -1) if upper else range(d):

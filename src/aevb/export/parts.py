@@ -265,9 +265,11 @@ class Encoder(Part):
             return working.program.piecewise(
                 name,
                 "q",
-                lambda region: regions[region][key]
-                if region == "all"
-                else regions[region][key].narrow(TIME, 0, 1),
+                lambda region: (
+                    regions[region][key]
+                    if region == "all"
+                    else regions[region][key].narrow(TIME, 0, 1)
+                ),
             )
 
         return {key: value_of(key) for key in regions["all"]}
@@ -323,7 +325,9 @@ class Decoder(Part):
         functions = {
             name: program.values[name]
             for name in self.shapes
-            if not is_mask(name) and ":" not in name and self.graph.is_deterministic(name)
+            if not is_mask(name)
+            and ":" not in name
+            and self.graph.is_deterministic(name)
             and name in program.values
         }
         return functions | states

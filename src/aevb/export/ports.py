@@ -96,5 +96,7 @@ def outside(value: Tensor, n: int, steps: int | None, shape: tuple[int, ...]) ->
 
 def zeros(port: Port, n: int, steps: int, like: Tensor) -> Tensor:
     """A value for an input that the exported function does not use."""
-    sizes = [n if axis == BATCH else steps if axis == TIME_AXIS else int(axis) for axis in port.axes]
+    sizes = [
+        n if axis == BATCH else steps if axis == TIME_AXIS else int(axis) for axis in port.axes
+    ]
     return torch.zeros(sizes, dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""Trace a part with torch.export, with free numbers of rows and steps, and without unused inputs."""
+"""Trace a part with torch.export, for any number of rows and steps, without unused inputs."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def _value(
 
 
 def _with_gaps(part: Part, port: Port, value: Tensor, generator: torch.Generator) -> Tensor:
-    """Hide entries of a variable; of a class or of another vector without marginals, all of them."""
+    """Hide entries of a variable; of a class, all of them."""
     hidden = torch.rand(value.shape, generator=generator) < HIDDEN
     if port.kind == "given" or part.graph.rule("p", port.key).spec.categorical:
         hidden = hidden[..., :1].expand(value.shape)
