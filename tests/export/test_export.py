@@ -69,6 +69,13 @@ def internal(noise):
     }
 
 
+def following(outputs):
+    """The state for the next step."""
+    return {
+        f"state{name[4:]}": value for name, value in outputs.items() if name.startswith("next.")
+    }
+
+
 # The parts, without tracing -----------------------------------------------------------------------
 
 
@@ -140,7 +147,7 @@ def test_steps_of_a_recurrence_are_the_whole_sequence():
             here = {name: value[:, t] for name, value in values.items()}
             found = step({**state, **here, "start": torch.tensor([t == 0])})
             total = total + found["elbo"]
-            state = {name: value for name, value in found.items() if name in state}
+            state = following(found)
     torch.testing.assert_close(total, expected["elbo"])
     bound = model.elbo(x=values["x"], noise=internal(values))
     torch.testing.assert_close(total, bound.value)
@@ -162,10 +169,10 @@ def test_the_encoder_and_the_prior_of_a_recurrence_step_by_step():
             torch.testing.assert_close(found["z.sd"], expected["z.sd"][:, t])
             # The decoder and the prior compute the same state from the same step before.
             for other, key in ((decoder, "x.probs"), (prior, "z.mean")):
-                got = other({**inputs, "z": found["state.z"]})
+                got = other({**inputs, "z": found["next.z"]})
                 assert got[key].shape[0] == 5
-                torch.testing.assert_close(got["state.h.1"], found["state.h.1"])
-            state = {name: value for name, value in found.items() if name in state}
+                torch.testing.assert_close(got["next.h.1"], found["next.h.1"])
+            state = following(found)
 
 
 def test_latents_of_every_family_have_their_moments():
@@ -278,7 +285,7 @@ def test_sequences_without_a_recurrence_have_any_number_of_steps(tmp_path):
         ("dmm", {}, r'"b[t] | b[t+1], x[t]" reads b[t+1], a later step'),
         ("hmm", {"what": "score"}, "a sum over paths of the latents"),
         ("ar", {}, "no latents, so it has no encoder"),
-        ("fa", {"what": "score", "samples": 2}, "it takes no samples"),
+        ("fa", {"what": "score", "samples": 2}, "takes no samples"),
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(name, settings, message):

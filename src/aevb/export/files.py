@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import numpy as np
 import torch
 
 from aevb.export.operators import OPERATORS, NotInOnnxError
-from aevb.export.tracing import ExportError
+from aevb.export.tracing import ExportError, quiet
 
 KEY = "aevb"  # of the metadata in both kinds of file
 LARGEST = 2**31 - 2**20  # bytes of weights above which ONNX needs a second file
@@ -40,8 +37,9 @@ def write_onnx(
     """Write an ONNX file. Raise ExportError, with the operator, if ONNX lacks one."""
     _need("onnxscript")
     try:
-        with _quiet():
-            program = program.run_decompositions(dict(OPERATORS))
+        with quiet():
+            if any(node.target in OPERATORS for node in program.graph.nodes):
+                program = program.run_decompositions(dict(OPERATORS))
             found = torch.onnx.export(
                 program,
                 input_names=list(inputs),
@@ -96,7 +94,7 @@ def run_onnx(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 def run_torch(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Run a ``.pt2`` file."""
-    with _quiet():
+    with quiet():
         program = torch.export.load(path)
     tensors = {name: torch.as_tensor(value) for name, value in inputs.items()}
     with torch.no_grad():
@@ -112,7 +110,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         text = next((one.value for one in properties if one.key == KEY), "{}")
     else:
         extra = {KEY: ""}
-        with _quiet():
+        with quiet():
             torch.export.load(path, extra_files=extra)
         text = extra[KEY] or "{}"
     found: dict[str, Any] = json.loads(text)
@@ -147,16 +145,3 @@ def _replacing(out: Path) -> Iterator[Path]:
         os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what torch prints, warns of and logs about its own code."""
-    disabled = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)

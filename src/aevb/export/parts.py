@@ -36,6 +36,7 @@ from aevb.export.ports import (
     Port,
     axes_of,
     inside,
+    next_name,
     outside,
     variable_port,
     zeros,
@@ -192,9 +193,9 @@ class Part(nn.Module):
         return found
 
     def after(self, values: Mapping[str, Tensor], n: int) -> Batch:
-        """The state after this step as outputs, under the names of the inputs."""
+        """The state after this step as outputs."""
         return {
-            port.name: outside(values[port.key], n, None, port.axes[-1:])  # type: ignore[arg-type]
+            next_name(port.name): outside(values[port.key], n, None, port.axes[-1:])  # type: ignore[arg-type]
             for port in self.ports
             if port.kind == "state" and port.key in values
         }

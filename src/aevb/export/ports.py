@@ -64,6 +64,14 @@ def state_name(key: str) -> str:
     return f"state.{part}"
 
 
+def next_name(name: str) -> str:
+    """The name of the output that a state input takes at the next step.
+
+    An ONNX file cannot have an input and an output of one name.
+    """
+    return f"next{name.removeprefix('state')}"
+
+
 def axes_of(shape: tuple[int, ...], steps: int | str | None) -> Axes:
     """The axes of a port from the shape of its internal value, [.., T, N, d].
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import torch
 
 from aevb.export.parts import Part
-from aevb.export.ports import BATCH, TIME_AXIS, Axes
+from aevb.export.ports import BATCH, TIME_AXIS, Axes, next_name
 from aevb.export.values import example
 
 # The sizes of the example; the traced function takes any.
@@ -48,7 +50,7 @@ def _traced(part: Part) -> Any:
     }
     inputs = example(part, ROWS, STEPS, seed=0)
     try:
-        with _quiet():
+        with quiet():
             return torch.export.export(
                 part, (inputs,), dynamic_shapes={"inputs": shapes}, strict=False
             )
@@ -61,29 +63,43 @@ def _traced(part: Part) -> Any:
 
 
 def _unused(part: Part, program: Any) -> list[str]:
-    """The inputs that no operation reads, except for their sizes."""
-    names = dict(zip(program.graph_signature.user_inputs, part.ports, strict=True))
-    returned = {str(name) for name in program.graph_signature.user_outputs}
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    found = []
-    for name, port in names.items():
-        users = [user for user in nodes[name].users if not _asks_for_size(user)]
-        passed = all(user.op == "output" for user in users) and name in returned
-        if not users or passed:
-            found.append(port.name)
-    return found
+    """The inputs that no output depends on, except for their sizes.
 
-
-def _asks_for_size(node: Any) -> bool:
-    return "sym_size" in str(node.target)
+    A new state is computed only if a step reads it, so its output counts only if its input is used.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    ports = dict(zip(program.graph_signature.user_inputs, part.ports, strict=True))
+    waiting = {
+        name: nodes[node]
+        for name, node in zip(
+            output_names(program), program.graph_signature.user_outputs, strict=True
+        )
+    }
+    states = {next_name(port.name): port.name for port in part.ports if port.kind == "state"}
+    reached: set[Any] = set()
+    used: set[str] = set()
+    while found := [name for name in waiting if states.get(name, name) in (name, *used)]:
+        frontier = [waiting.pop(name) for name in found]
+        while frontier:
+            node = frontier.pop()
+            if node not in reached and "sym_size" not in str(node.target):
+                reached.add(node)
+                frontier += node.all_input_nodes
+        used = {port.name for name, port in ports.items() if nodes[name] in reached}
+    return [port.name for port in part.ports if port.name not in used]
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide warnings of torch about its own code."""
-    with warnings.catch_warnings():
+def quiet() -> Iterator[None]:
+    """Hide what torch prints, warns of and logs about its own code."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        yield
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
 
 
 def _first_line(error: BaseException) -> str:
@@ -92,7 +108,13 @@ def _first_line(error: BaseException) -> str:
     return re.sub(r"\s+", " ", text).rstrip(".") + "."
 
 
-def output_axes(part: Part, program: Any, names: Iterable[str]) -> dict[str, Axes]:
+def output_names(program: Any) -> list[str]:
+    """The names of the outputs, in order."""
+    spec = program.call_spec.out_spec
+    return list(spec.unflatten(range(spec.num_leaves)))
+
+
+def output_axes(part: Part, program: Any) -> dict[str, Axes]:
     """The axes of the outputs, by name."""
     nodes = {node.name: node for node in program.graph.nodes}
     words: dict[str, str] = {}
@@ -105,5 +127,7 @@ def output_axes(part: Part, program: Any, names: Iterable[str]) -> dict[str, Axe
             size if isinstance(size, int) else words.get(str(size), str(size))
             for size in nodes[node].meta["val"].shape
         )
-        for name, node in zip(names, program.graph_signature.user_outputs, strict=True)
+        for name, node in zip(
+            output_names(program), program.graph_signature.user_outputs, strict=True
+        )
     }
