@@ -21,7 +21,7 @@ from aevb.export import files
 from aevb.export.choice import BOUNDS, PARTS, part_of
 from aevb.export.files import read_metadata, run_onnx, run_torch
 from aevb.export.parts import Bound, Encoder, LogEvidence, Part
-from aevb.export.ports import Axes
+from aevb.export.ports import TIME_AXIS, Axes
 from aevb.export.tracing import ExportError, output_axes, trace
 from aevb.export.values import example
 from aevb.posterior.training_record import Teaching
@@ -101,8 +101,8 @@ def export_model(
         program = trace(part)
         inputs = {port.name: port.axes for port in part.ports}
         outputs = output_axes(part, program)
-        meaning = _meaning(part)
-        facts = _facts(part, outputs, meaning) | dict(metadata or {})
+        told = meaning(part)
+        facts = _facts(part, outputs, told) | dict(metadata or {})
         if format == "onnx":
             files.write_onnx(program, path, facts, list(inputs), list(outputs))
         else:
@@ -110,7 +110,7 @@ def export_model(
         difference = None
         if check and (format != "onnx" or files.has_onnxruntime()):
             difference = largest_difference(part, path)
-    return Exported(path, format, what, inputs, outputs, meaning, difference)
+    return Exported(path, format, what, inputs, outputs, told, difference)
 
 
 def largest_difference(
@@ -149,10 +149,10 @@ def _path(format: str, what: str, out: str | Path | None) -> Path:
     return path
 
 
-def _meaning(part: Part) -> str:
-    where = {None: "one step of a recurrence", "time": "sequences of any length"}.get(
-        part.steps, f"sequences of {part.steps} steps"
-    )
+def meaning(part: Part) -> str:
+    """What the outputs of a part are, in words."""
+    steps = "any number of" if part.steps == TIME_AXIS else part.steps
+    where = "one step of a recurrence" if steps is None else f"sequences of {steps} steps"
     timed = any(part.graph.timed[name] for name in part.graph.stochastic)
     over = f", {where}" if timed else ""
     if isinstance(part, LogEvidence):

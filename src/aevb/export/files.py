@@ -87,7 +87,17 @@ def run_onnx(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's classes of errors have no public name
+        if found := re.search(r"Could not find an implementation for (\w+)\(", str(error)):
+            raise ExportError(
+                f"onnxruntime has no {found[1]} in the precision of {path}. Export the model in "
+                f'single precision (model.float()), or with format "torch".'
+            ) from error
+        raise
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 

@@ -1,4 +1,4 @@
-"""Operators that ONNX lacks, or that its usual translation computes inaccurately.
+"""Operators that ONNX or onnxruntime lacks, or that the usual translation computes inaccurately.
 
 Each is written with operators that ONNX has. The loops over the entries of a matrix are unrolled,
 so that a matrix of d × d needs about 5 · d operators.
@@ -48,6 +48,18 @@ def expm1(x: Tensor) -> Tensor:
     near = (x.abs() < 1) & (u != 1)
     ratio = (u - 1) * x / torch.where(near, torch.log(u), torch.ones_like(u))
     return torch.where(u == 1, x, torch.where(near, ratio, u - 1))
+
+
+def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """log(1 + exp(x)) in double precision, which onnxruntime lacks; in others, ONNX's own.
+
+    >>> x = torch.tensor([-800.0, 0.5, 900.0], dtype=torch.float64)
+    >>> torch.equal(softplus(x), torch.nn.functional.softplus(x))
+    True
+    """
+    if x.dtype != torch.float64 or beta != 1:
+        return NotImplemented
+    return x.clamp_min(0) + log1p(torch.exp(-x.abs()))
 
 
 def lgamma(x: Tensor) -> Tensor:
@@ -170,6 +182,7 @@ def _size(matrix: Tensor, name: str) -> int:
 OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.log1p.default: log1p,
     aten.expm1.default: expm1,
+    aten.softplus.default: softplus,
     aten.lgamma.default: lgamma,
     aten.digamma.default: digamma,
     aten.linalg_cholesky.default: cholesky,

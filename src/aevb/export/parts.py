@@ -33,6 +33,7 @@ from aevb.export.ports import (
     PRIME_ROWS,
     PRIME_STEPS,
     TIME_AXIS,
+    Axes,
     Port,
     axes_of,
     inside,
@@ -56,6 +57,7 @@ class Part(nn.Module):
     """
 
     what = ""
+    model: DeclaredModel
 
     def __init__(self, model: DeclaredModel, steps: int | str | None) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class Part(nn.Module):
         self.shapes = shapes_before(plan, {**like, **masks}, self.factors)
         for key, shape in self.shapes.items():
             *lead, _, _, d = shape
-            axes = (*(size for size in lead if size != 1), BATCH, d)
+            axes: Axes = (*(size for size in lead if size != 1), BATCH, d)
             self.ports.append(Port(state_port(key), "state", key, axes))
         self.ports.append(Port(START, "start", START, (1,)))
 
@@ -169,7 +171,8 @@ class Part(nn.Module):
     def estimate(self, plan: Plan, inputs: Mapping[str, Tensor]) -> Estimate:
         """Run a plan with the inputs as data, noise and state."""
         n, steps = self.extent(inputs)
-        noise, draws = {}, {}
+        noise: Batch = {}
+        draws: Batch = {}
         layout = plan.layout(n, steps, dropout=False)
         for kind in ("noise", "draw"):
             for key, value in self.given(inputs, (kind,)).items():
