@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from aevb.export.dependence import drop_unused, used_inputs
 from aevb.export.parts import Part
-from aevb.export.ports import BATCH, TIME_AXIS, Axes, next_name
+from aevb.export.ports import BATCH, TIME_AXIS, Axes
 from aevb.export.values import example
 
 # The sizes of the example; the traced function takes any.
@@ -29,13 +30,14 @@ def trace(part: Part) -> Any:
 
     Inputs that the part does not use are removed from it.
     """
+    drop_unused(part, example(part, ROWS, STEPS, seed=0, start=False))
     while True:
         program = _traced(part)
         if not (unused := _unused(part, program)):
             return program
         if len(unused) == len(part.ports):
             raise ExportError(
-                f"The {part.what} of this model is constant: it reads no data, so there is "
+                f"The {part.what} of this model reads no data: it is constant, so there is "
                 f"nothing to export."
             )
         part.drop(unused)
@@ -63,30 +65,28 @@ def _traced(part: Part) -> Any:
 
 
 def _unused(part: Part, program: Any) -> list[str]:
-    """The inputs that no output depends on, except for their sizes.
-
-    A new state is computed only if a step reads it, so its output counts only if its input is used.
-    """
+    """The inputs that no output depends on, except for their sizes."""
     nodes = {node.name: node for node in program.graph.nodes}
     ports = dict(zip(program.graph_signature.user_inputs, part.ports, strict=True))
-    waiting = {
-        name: nodes[node]
-        for name, node in zip(
-            output_names(program), program.graph_signature.user_outputs, strict=True
-        )
-    }
-    states = {next_name(port.name): port.name for port in part.ports if port.kind == "state"}
-    reached: set[Any] = set()
-    used: set[str] = set()
-    while found := [name for name in waiting if states.get(name, name) in (name, *used)]:
-        frontier = [waiting.pop(name) for name in found]
+    reads: dict[str, frozenset[str]] = {}
+    outputs = zip(output_names(program), program.graph_signature.user_outputs, strict=True)
+    for name, output in outputs:
+        reached: set[Any] = set()
+        frontier = [nodes[output]]
         while frontier:
             node = frontier.pop()
-            if node not in reached and "sym_size" not in str(node.target):
+            if node not in reached and not _tells_nothing(node):
                 reached.add(node)
                 frontier += node.all_input_nodes
-        used = {port.name for name, port in ports.items() if nodes[name] in reached}
+        reads[name] = frozenset(port.name for key, port in ports.items() if nodes[key] in reached)
+    used = used_inputs(part, reads)
     return [port.name for port in part.ports if port.name not in used]
+
+
+def _tells_nothing(node: Any) -> bool:
+    """Whether a value is a size, or has no entries."""
+    shape = getattr(node.meta.get("val"), "shape", ())
+    return "sym_size" in str(node.target) or any(isinstance(s, int) and s == 0 for s in shape)
 
 
 @contextmanager
