@@ -49,7 +49,8 @@ class Exported:
     """A file that an export wrote.
 
     ``inputs`` and ``outputs`` map names to axes: numbers, and the words "batch" and "time" for
-    axes of any length. ``meaning`` says what the outputs are. ``difference`` is the largest
+    axes of any length. ``meaning`` says what the outputs are, and ``dtype`` is the precision of
+    all inputs (but ``start``) and outputs. ``difference`` is the largest
     difference |a − b| / max(1, |b|) between the file's outputs a and the model's b, for another
     number of rows than that of the export and with missing entries; None if it was not measured.
     """
@@ -60,6 +61,7 @@ class Exported:
     inputs: dict[str, Axes]
     outputs: dict[str, Axes]
     meaning: str
+    dtype: str
     difference: float | None = None
 
     def __repr__(self) -> str:
@@ -69,7 +71,7 @@ class Exported:
             )
 
         lines = [
-            f"{self.path}: {self.meaning}",
+            f"{self.path}: {self.meaning}, in {self.dtype}",
             f"  inputs   {shown(self.inputs)}",
             f"  outputs  {shown(self.outputs)}",
         ]
@@ -96,6 +98,8 @@ def export_model(
     ``metadata`` is added to the metadata of the file.
     """
     path = _path(format, what, out)
+    if format == "onnx":
+        files.check_installed()
     with model._in_its_precision(), evaluating(model):
         part = part_of(model, teaching, what, steps=steps, bound=bound, samples=samples)
         program = trace(part)
@@ -109,20 +113,20 @@ def export_model(
             files.write_torch(program, path, facts)
         difference = None
         if check and (format != "onnx" or files.has_onnxruntime()):
-            difference = largest_difference(part, path)
-    return Exported(path, format, what, inputs, outputs, told, difference)
+            difference = max(differences(part, path).values())
+    return Exported(path, format, what, inputs, outputs, told, facts["dtype"], difference)
 
 
-def largest_difference(
+def differences(
     part: Part, path: Path, *, seed: int = 1, rows: int = ROWS, missing: bool = True
-) -> float:
-    """The largest |a − b| / max(1, |b|) of the outputs a of a file and b of the model."""
+) -> dict[str, float]:
+    """The largest |a − b| / max(1, |b|) of every output a of a file and b of the model."""
     values = example(part, rows, STEPS, seed=seed, missing=missing, start=False)
     with torch.no_grad():
         expected = {name: value.numpy() for name, value in part(values).items()}
     run = run_onnx if path.suffix == SUFFIXES["onnx"] else run_torch
     found = run(path, {name: value.numpy() for name, value in values.items()})
-    return max(_difference(found[name], value) for name, value in expected.items())
+    return {name: _difference(found[name], value) for name, value in expected.items()}
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -177,6 +181,7 @@ def _facts(part: Part, outputs: Mapping[str, Axes], meaning: str) -> dict[str, A
         "torch": torch.__version__,
         "what": part.what,
         "meaning": meaning,
+        "dtype": str(model._parameter().dtype).removeprefix("torch."),
         "inputs": [port.record() for port in part.ports],
         "outputs": [{"name": name, "axes": list(axes)} for name, axes in outputs.items()],
         "declaration": serialize(model.graph, model.missing),

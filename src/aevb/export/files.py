@@ -35,7 +35,7 @@ def write_onnx(
     outputs: Sequence[str],
 ) -> None:
     """Write an ONNX file. Raise ExportError, with the operator, if ONNX lacks one."""
-    _need("onnxscript")
+    check_installed()
     try:
         with quiet():
             if any(node.target in OPERATORS for node in program.graph.nodes):
@@ -125,6 +125,12 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         text = extra[KEY] or "{}"
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def check_installed() -> None:
+    """Raise ValueError if a package is missing that writes ONNX files."""
+    for module in ("onnx", "onnxscript"):
+        _need(module)
 
 
 def has_onnxruntime() -> bool:

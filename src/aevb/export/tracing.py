@@ -21,6 +21,11 @@ from aevb.export.values import example
 ROWS, STEPS = 3, 5
 
 
+# The layout of a slice of one step is special, so torch traces longer sequences only. The function
+# is the same for shorter ones.
+FEWEST_STEPS = 3
+
+
 class ExportError(ValueError):
     """A part that cannot be exported; the message gives the reason."""
 
@@ -44,7 +49,7 @@ def trace(part: Part) -> Any:
 
 
 def _traced(part: Part) -> Any:
-    batch, time = torch.export.Dim(BATCH), torch.export.Dim(TIME_AXIS)
+    batch, time = torch.export.Dim(BATCH), torch.export.Dim(TIME_AXIS, min=FEWEST_STEPS)
     free = {BATCH: batch, TIME_AXIS: time}
     shapes = {
         port.name: {i: free[axis] for i, axis in enumerate(port.axes) if isinstance(axis, str)}
