@@ -205,25 +205,47 @@ def cell(line: dict[str, Any], format: str) -> str:
 
 
 def markdown(path: Path) -> None:
-    """Print one row per model, with the largest difference of every part."""
+    """Print the largest difference of every part of a model, then those of the families."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for line in read(path):
         rows.setdefault(line["model"], {})[line["part"]] = line
-    for title, format in (("ONNX", "onnx"), ("torch.export", "torch")):
-        print(f"\n| {title} | {' | '.join(PARTS)} |\n| --- |{' --- |' * len(PARTS)}")
-        for name, found in rows.items():
-            cells = [mark(found[what], format) if what in found else "" for what in PARTS]
+    print(f"| model | {' | '.join(PARTS)} |\n| --- |{' --- |' * len(PARTS)}")
+    for name, found in rows.items():
+        if not name.startswith("all families"):
+            cells = [mark(found[what]) if what in found else "" for what in PARTS]
             print(f"| {name} | {' | '.join(cells)} |")
+    print("\n| family | decoder | score, as data | encoder | score, as a latent |")
+    print("| --- |" + " --- |" * 4)
+    data, latents = rows["all families as data"], rows["all families as latents"]
+    for name in FAMILIES:
+        cells = [
+            of_family(data["decoder"], f"{name}."),
+            of_family(data["score"], f"elbo.{name}"),
+            of_family(latents["encoder"], f"{name}."),
+            of_family(latents["score"], f"elbo.kl({name})"),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
+    worst = max(max(line["torch"]["differences"]) for line in read(path) if "torch" in line)
+    print(f"\nFiles of torch.export: at most {worst:.0e} everywhere.")
 
 
-def mark(line: dict[str, Any], format: str) -> str:
-    """The largest difference; ``ˢ`` for whole sequences, where one step was refused."""
-    found = line.get(format)
+def mark(line: dict[str, Any]) -> str:
+    """The largest difference; ``ˢ`` where one step was refused and a sequence was written out."""
+    found = line.get("onnx")
     if found is None:
         return "–"
     if "refused" in found:
         return "refused"
-    return f"{max(found['differences']):.0e}" + "ˢ" * ("steps" in line.get("settings", {}))
+    return number(max(found["differences"])) + "ˢ" * ("steps" in line.get("settings", {}))
+
+
+def of_family(line: dict[str, Any], prefix: str) -> str:
+    found = line["onnx"]["by output"]
+    return number(max(value for name, value in found.items() if name.startswith(prefix)))
+
+
+def number(difference: float) -> str:
+    return "0" if difference == 0 else f"{difference:.0e}"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -54,6 +54,7 @@ UNTRAINED = (
     "print(zoo[",
     "fit(smoothing, ",
     "print(exported.inputs, exported",
+    "exported.difference",
     "step.inputs.items()",
 )
 
