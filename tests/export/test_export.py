@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -299,6 +300,32 @@ def test_an_operator_that_onnx_lacks_is_named(tmp_path):
     with pytest.raises(ExportError, match=f"linalg.*a matrix of {size} × {size} is too large"):
         model.export(what="score", bound="elbo", out=tmp_path / "score.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True, repr=False)
+class Deciding(aevb.Network):
+    """A network that decides by the values of its inputs."""
+
+    def build(self, parents, heads, shape, masked):
+        net = linear().build(parents, heads, shape, masked)
+        rest = net.rest
+        net.rest = lambda h, keep=(): rest(h, keep) * (2 if h.sum() > 0 else 1)
+        return net
+
+
+def test_a_network_that_decides_by_values_is_refused(tmp_path, capfd):
+    model = Model({"z": Normal(2), "x | z": Normal(3)}, {"z | x": Normal(net=Deciding())})
+    with pytest.raises(ExportError, match=r"decides by the values of tensors.*Use torch\.where"):
+        model.export("torch", out=tmp_path / "encoder.pt2")
+    assert capfd.readouterr().err == ""
+
+
+def test_one_step_of_a_chain_that_is_summed_is_refused():
+    p = {"y[0]": OneHot(3), "y[t] | y[t-1]": OneHot(3), "x[t] | y[t]": Normal(2)}
+    model = Model(p, {"y[t] | y[t-1], x[t]": OneHot()})
+    with pytest.raises(ValueError, match=r"the probabilities of y\[t\] are summed"):
+        model.export()
+    assert part(model, "encoder", steps=3).steps == 3
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

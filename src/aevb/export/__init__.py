@@ -8,6 +8,7 @@ named inputs and outputs (:mod:`aevb.export.files`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,11 @@ def export_model(
     path = _path(format, what, out)
     if format == "onnx":
         files.check_installed()
-    with model._in_its_precision(), evaluating(model):
+    like = model._parameter()
+    if like.device.type != "cpu" or like.dtype in (torch.bfloat16, torch.float16):
+        # Files are for any device, and few runtimes have all operators in half precision.
+        model = deepcopy(model).to("cpu", torch.promote_types(like.dtype, torch.float32))
+    with evaluating(model):
         part = part_of(model, teaching, what, steps=steps, bound=bound, samples=samples)
         program = trace(part)
         inputs = {port.name: port.axes for port in part.ports}

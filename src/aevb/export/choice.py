@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aevb.declare.graph import Entry, Graph
+from aevb.derive.plan import Plan
 from aevb.estimate.before import why_no_windows_by_plan
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.exact import why_not_exact
@@ -56,8 +57,15 @@ def part_of(
         if not graph.latents:
             raise ValueError("This model has no latents, so it has no encoder.")
         check_taught(model, teaching, "encoder")
-        loops = any(stage.direction for stage in encoding_plan(graph).stages)
-        return Encoder(model, _steps(graph, steps, timed, loops, graph.entries(), "encoder"))
+        plan = encoding_plan(graph)
+        over = _steps(graph, steps, timed, _loops(plan), graph.entries(), "encoder")
+        chain = _chain(plan)
+        if over is None and chain is not None:
+            raise ValueError(
+                f"One step of the encoder cannot be exported: the probabilities of {chain}[t] are "
+                f"summed over those of the step before. To export whole sequences, {UNROLL}."
+            )
+        return Encoder(model, over)
     targets = [
         name
         for name in (graph.observed if what == "decoder" else graph.latents)
@@ -99,10 +107,7 @@ def _score(
     check_taught(model, teaching, "bound")
     bound = "elbo" if bound == "auto" else bound
     plan = model.plan(bound=bound, samples=samples)
-    loops = any(stage.direction for stage in plan.stages) or any(
-        neighbour is not None for _, neighbour in plan.slots.values()
-    )
-    over = _steps(graph, steps, timed, loops, graph.entries(), "score")
+    over = _steps(graph, steps, timed, _loops(plan), graph.entries(), "score")
     if over is None:
         static = next((name for name in graph.stochastic if not graph.timed[name]), None)
         if static is not None:
@@ -116,6 +121,18 @@ def _score(
                 f"The score is no sum over single steps: {reason}. {_capital(UNROLL)}."
             )
     return Bound(model, over, bound, samples)
+
+
+def _loops(plan: Plan) -> bool:
+    """Whether a plan computes some values step by step."""
+    return any(stage.direction for stage in plan.stages) or _chain(plan) is not None
+
+
+def _chain(plan: Plan) -> str | None:
+    """A latent that is summed over together with its neighbour in time."""
+    return next(
+        (name for name, (_, neighbour) in plan.slots.items() if neighbour is not None), None
+    )
 
 
 def _steps(

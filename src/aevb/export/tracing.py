@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
@@ -64,8 +64,14 @@ def _traced(part: Part) -> Any:
     except Exception as error:  # torch raises errors of many classes, some of them private
         if isinstance(error, ValueError) and not type(error).__module__.startswith("torch"):
             raise
+        why = _first_line(error)
+        if "data-dependent" in why:
+            why = (
+                "its code decides by the values of tensors (if, while, int, bool), and a file has "
+                f"no Python. Use torch.where in your network. torch says: {why}"
+            )
         raise ExportError(
-            f"torch.export cannot trace the {part.what} of this model: {_first_line(error)}"
+            f"torch.export cannot trace the {part.what} of this model: {why}"
         ) from error
 
 
@@ -96,11 +102,12 @@ def _tells_nothing(node: Any) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide what torch prints, warns of and logs about its own code."""
+    """Hide what torch prints, warns of and logs about its own code; errors are raised anyway."""
     disabled = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), redirect_stdout(nowhere), redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:
