@@ -262,7 +262,7 @@ def test_sequences_without_a_recurrence_have_any_number_of_steps(tmp_path):
     [
         ("vae", {"what": "code"}, "what is one of encoder, decoder, prior, score"),
         ("vae", {"format": "h5"}, "format is 'onnx' or 'torch'"),
-        ("vae", {"what": "prior"}, "a fixed distribution: its prior is constant"),
+        ("vae", {"what": "prior"}, "p's factors of z have no parents, so the prior is constant"),
         ("vae", {"what": "score", "bound": "exact"}, "log p of this model is not exact"),
         ("vae", {"steps": 3}, "has no steps"),
         ("vae", {"bound": "elbo"}, 'bound= and samples= are for what="score"'),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from aevb.cli.model_argument import resolve
+from aevb.cli.data_argument import recipe_of
+from aevb.cli.model_argument import is_run, resolve
 from aevb.cli.open_table import is_table_run
 from aevb.cli.options import ModelName, Set, pairs, path, refuse_input
 
@@ -56,6 +57,7 @@ def export(
     format = formats[file.suffix.lower()]
     if Path(model).exists():
         refuse_input(file, model)
+    note = ""
     if is_table_run(Path(model)):
         from aevb.tables import load_table
 
@@ -64,8 +66,28 @@ def export(
             raise ValueError(f"{option} is not for the run of a table. Leave it out.")
         found = load_table(model).export(format, what=what, out=file, bound=bound, samples=samples)
     else:
+        from aevb.export import export_model
+
         resolved = resolve(model, settings=pairs("--set", set_))
-        found = resolved.export(
-            format, what=what, out=file, steps=steps, bound=bound, samples=samples
+        prepared = _preparation(Path(model)) if is_run(model) else {}
+        found = export_model(
+            resolved,
+            resolved.teaching,
+            format,
+            what=what,
+            out=file,
+            steps=steps,
+            bound=bound,
+            samples=samples,
+            metadata={"preparation": prepared} if prepared else None,
         )
-    print(found)
+        if word := prepared.get("prepare"):
+            note = f"  data are prepared as in the run ({word}; see the metadata)"
+    print(found, *([note] if note else []), sep="\n")
+
+
+def _preparation(run: Path) -> dict[str, Any]:
+    """How a run prepared its rows, without the names of its files."""
+    recipe = recipe_of(run)
+    keys = ("prepare", "levels", "mean", "scale", "others", "columns")
+    return {key: value for key in keys if (value := getattr(recipe, key, None)) is not None}
