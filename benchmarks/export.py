@@ -210,8 +210,9 @@ def markdown(path: Path) -> None:
     for line in read(path):
         rows.setdefault(line["model"], {})[line["part"]] = line
     print(f"| model | {' | '.join(PARTS)} |\n| --- |{' --- |' * len(PARTS)}")
-    for name, found in rows.items():
+    for name in models():
         if not name.startswith("all families"):
+            found = rows[name]
             cells = [mark(found[what]) if what in found else "" for what in PARTS]
             print(f"| {name} | {' | '.join(cells)} |")
     print("\n| family | decoder | score, as data | encoder | score, as a latent |")

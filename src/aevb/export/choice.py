@@ -73,8 +73,8 @@ def part_of(
     ]
     if not targets:
         raise ValueError(
-            f"p's factors of {', '.join(graph.latents) or 'the data'} have no parents, so the {what} "
-            f"is constant: there is nothing to export."
+            f"p's factors of {', '.join(graph.latents) or 'the data'} have no parents, so the "
+            f"{what} is constant: there is nothing to export."
         )
     loops = any(stage.direction for stage in generating_stages(graph))
     entries = [entry for entry in graph.entries() if entry.side == "p"]
