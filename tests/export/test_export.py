@@ -208,6 +208,7 @@ FILES = {
 
 @pytest.fixture(scope="session", params=FILES)
 def onnx_file(request, tmp_path_factory):
+    pytest.importorskip("onnxruntime")
     make, what, settings = FILES[request.param]
     model = make()
     out = tmp_path_factory.mktemp("onnx") / f"{request.param}.onnx"
@@ -291,6 +292,7 @@ def test_an_outdated_q_is_refused():
 
 
 def test_an_operator_that_onnx_lacks_is_named(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
     size = LARGEST + 1
     with pytest.raises(NotInOnnxError, match=f"linalg.cholesky, and a matrix of {size} × {size}"):
         operators.cholesky(torch.eye(size))
