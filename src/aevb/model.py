@@ -27,6 +27,7 @@ from aevb.estimate.estimators import estimate
 from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
+from aevb.export import Exported, export_model
 from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
@@ -775,6 +776,54 @@ class Model(DeclaredModel):
         {'z | x': {'type': 'Normal'}}
         """
         return serialize(self.graph, self.missing)
+
+    def export(
+        self,
+        format: str = "onnx",
+        *,
+        what: str = "encoder",
+        out: str | Path | None = None,
+        steps: int | None = None,
+        bound: str = "auto",
+        samples: int = 1,
+        check: bool = True,
+    ) -> Exported:
+        """Write a part of the model into a file that other programs can run.
+
+        ``format`` is "onnx", or "torch" for a file of ``torch.export`` (``.pt2``). ``out`` is the
+        file, by default e.g. ``encoder.onnx``. ``what`` is
+
+        - "encoder": from data to the parameters of q's factors;
+        - "decoder": from latents to the parameters of p's factors of the observed variables;
+        - "prior": from their parents to the parameters of p's factors of the latents;
+        - "score": from data to log p(data) where that is exact, otherwise to the bound, with its
+          noise as an input. ``bound`` ("exact", "elbo" or "iwae") and ``samples`` choose.
+
+        The number of rows is free, and the number of steps too unless the model has a recurrence.
+        Then the file holds one step, with the values of the step before as inputs and the new ones
+        as outputs; ``steps`` writes out that many steps instead. NaN entries are marginalised out
+        as everywhere. ``check`` compares the file with the model on sampled data, if onnxruntime is
+        installed; the attribute ``difference`` of the result holds the largest difference.
+
+        >>> import os, tempfile
+        >>> from aevb import Normal
+        >>> model = Model(p={"z": Normal(2), "x | z": Normal(3)}, q={"z | x": Normal()})
+        >>> file = os.path.join(tempfile.mkdtemp(), "encoder.pt2")
+        >>> exported = model.export("torch", what="encoder", out=file)
+        >>> exported.inputs, exported.outputs
+        ({'x': ('batch', 3)}, {'z.mean': ('batch', 2), 'z.sd': ('batch', 2)})
+        """
+        return export_model(
+            self,
+            self.teaching,
+            format,
+            what=what,
+            out=out,
+            steps=steps,
+            bound=bound,
+            samples=samples,
+            check=check,
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the model into a folder.

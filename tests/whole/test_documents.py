@@ -70,6 +70,9 @@ UNTRAINED = (
     "print(vae)",
     'aevb.load("towers")',
     "print(photos.shape)",
+    "print(exported.inputs, exported",
+    "exported.difference",
+    "step.inputs.items()",
 )
 
 

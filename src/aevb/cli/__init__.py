@@ -18,6 +18,7 @@ from aevb.cli import (
     compare,
     doctor,
     estimators,
+    export,
     reproduce,
     score_table,
     serve,
@@ -78,6 +79,7 @@ app.command(rich_help_panel="Runs")(doctor.check)
 app.command(rich_help_panel="Runs")(estimators.estimators)
 app.command(rich_help_panel="Runs")(serve.serve)
 app.command(rich_help_panel="Runs")(page_command.page)
+app.command(rich_help_panel="Runs")(export.export)
 app.command(rich_help_panel="Runs")(card_command.card)
 app.command(rich_help_panel="Runs")(share.push)
 app.command(rich_help_panel="Runs")(share.pull)

@@ -147,6 +147,18 @@ class StudentT(td.StudentT):
         self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
         td.Distribution.__init__(self, self.df.shape, validate_args=False)
 
+    # torch's moments index with a mask, which synchronises and cannot be traced.
+    @property
+    def mean(self) -> Tensor:
+        return torch.where(self.df > 1, self.loc, math.nan)
+
+    @property
+    def variance(self) -> Tensor:
+        many = self.df > 2
+        ratio = self.df / torch.where(many, self.df - 2, 1.0)
+        wide = torch.where(self.df > 1, math.inf, math.nan).to(self.loc.dtype)
+        return torch.where(many, self.scale.square() * ratio, wide)
+
     @property
     def _chi2(self) -> td.Chi2:  # type: ignore[override]
         return td.Chi2(self.df, validate_args=False)

@@ -211,7 +211,8 @@ class Estimate:
             )
             value = value.detach() if draw is Draw.DETACHED else value
         elif draw in (Draw.SCORE, Draw.SAMPLE):
-            with torch.no_grad():
+            # An exported function has no gradient, and torch cannot save it with a change of mode.
+            with nullcontext() if torch.compiler.is_exporting() else torch.no_grad():
                 value = (
                     spec.reparametrise(dist, noise)
                     if spec.noise(1)

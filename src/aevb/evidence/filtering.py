@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -99,9 +98,7 @@ class Filter:
             tril = dist._unbroadcasted_scale_tril
             noise = tril @ tril.mT
         else:
-            noise = torch.diag_embed(
-                dist.scale.expand(np.broadcast_shapes(dist.scale.shape, (factor.d,))).square()
-            )
+            noise = torch.diag_embed(dist.scale.expand(*dist.scale.shape[:-1], factor.d).square())
         return Rule(matrices, dist.loc, noise.reshape(*[1] * (4 - noise.dim()), *noise.shape))
 
     def _matrix(self, entry: Entry, factor: Factor, label: str) -> Tensor:
@@ -156,14 +153,16 @@ class Filter:
             timed = [name for name in self.linked if name not in at_once]
             belief, following = self._remembering(belief, timed)
             quick = (
-                self._as_chain(belief, following, timed)
-                if self.fast and self.like.device.type == "cpu"
-                else None
+                self._as_chain(belief, following, timed) if self.fast and self._in_numpy() else None
             )
             total = total + (
                 self._through_time(belief, following, timed) if quick is None else quick
             )
         return total.unsqueeze(-1)
+
+    def _in_numpy(self) -> bool:
+        """Whether the values are numbers in host memory, and no symbols of a traced function."""
+        return self.like.device.type == "cpu" and not torch.compiler.is_compiling()
 
     def _remembering(
         self, belief: Belief | RootBelief, names: list[str]
@@ -207,7 +206,7 @@ class Filter:
 
         ``asked`` are columns whose moments are needed besides the state's.
         """
-        if not self.fast or self.like.device.type != "cpu" or self.structure.direction < 0:
+        if not self.fast or not self._in_numpy() or self.structure.direction < 0:
             return None
         belief = RootBelief.empty(self.like)
         for name in (name for name in self.linked if not self.graph.timed[name]):

@@ -75,7 +75,10 @@ class Paths:
         """Return the log-sum over all paths, [axes of static latents, 1, 1, N, 1]."""
         quick = (
             self._scaled()
-            if self.fast and self.steps > 1 and self.last.device.type == "cpu"
+            if self.fast
+            and self.steps > 1
+            and self.last.device.type == "cpu"
+            and not torch.compiler.is_compiling()
             else None
         )
         return self._by_logarithms() if quick is None else quick

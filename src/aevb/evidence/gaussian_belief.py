@@ -176,8 +176,9 @@ def cat_broadcast(a: Tensor, b: Tensor, axis: int) -> Tensor:
     widths = [shape[axis] for shape in shapes]
     for shape in shapes:
         shape[axis] = 1
-    # torch.broadcast_shapes would take a hundred times as long.
-    common = list(np.broadcast_shapes(*shapes))
+    # torch.broadcast_shapes would take a hundred times as long, but numpy reads no free sizes.
+    broadcast = torch.broadcast_shapes if torch.compiler.is_compiling() else np.broadcast_shapes
+    common = list(broadcast(*shapes))
     parts = []
     for part, width in zip((a, b), widths, strict=True):
         common[axis] = width

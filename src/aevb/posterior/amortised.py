@@ -120,22 +120,19 @@ class Posterior:
         self._check_asked(name)
         with self.model._evaluating(self.seed):
             working = self._working(name)
+            pieces = self.by_region(working, name)
+            found = pieces["all"]
             if isinstance(self.graph.rule("q", name).spec, Exact):
-                # ``log_w`` holds the log-probabilities of all values.
-                raw, weight = self._components(
-                    working, name, swap(working.log_w(name), working.plan.slots[name][0], -1)
-                )
-                return self._finite(name, (raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2))
+                return found
             program = working.program
-            found = self._marginal(working, name, "all")
-            for region in program.regions(name, "q")[1:]:
+            for region in list(pieces)[1:]:
                 last = program.is_last().squeeze(-1).T[: self.n]  # [N or 1, T]
                 here = (
                     last
                     if region == "last"
                     else torch.arange(self.steps, device=last.device).unsqueeze(0) == 0
                 )
-                own = self._marginal(working, name, region)
+                own = pieces[region]
                 if isinstance(own, Categories):
                     found = Categories(torch.where(here.unsqueeze(-1), own.logits, found.logits))  # type: ignore[attr-defined]
                 else:
@@ -148,6 +145,23 @@ class Posterior:
                 if seen is None
                 else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
             )
+
+    def by_region(self, working: Estimate, name: str) -> dict[str, td.Distribution]:
+        """Return q's marginal of a latent by region, as an estimate computed it.
+
+        The region "all" comes first. It is the only one of a latent with an exact conditional.
+        """
+        if isinstance(self.graph.rule("q", name).spec, Exact):
+            # ``log_w`` holds the log-probabilities of all values.
+            raw, weight = self._components(
+                working, name, swap(working.log_w(name), working.plan.slots[name][0], -1)
+            )
+            probs = (raw.softmax(-1) * weight.unsqueeze(-1)).sum(-2)
+            return {"all": self._finite(name, probs)}
+        return {
+            region: self._marginal(working, name, region)
+            for region in working.program.regions(name, "q")
+        }
 
     def _marginal(self, working: Estimate, name: str, region: str) -> td.Distribution:
         """Return q's marginal of a latent at every step, by the rule of one region.

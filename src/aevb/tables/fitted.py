@@ -17,6 +17,7 @@ from torch import Tensor
 from aevb.data.large_tables import LargeTable
 from aevb.evidence import AIS, Particles
 from aevb.evidence.exact import why_not_exact
+from aevb.export import Exported, export_model
 from aevb.loading import load
 from aevb.model import Model
 from aevb.posterior.choice import UntaughtError
@@ -423,6 +424,34 @@ class TableModel:
         from aevb.model_card import card_of_table
 
         return card_of_table(self, frame, out=out, about=about, license=license)
+
+    def export(
+        self,
+        format: str = "onnx",
+        *,
+        what: str = "encoder",
+        out: str | Path | None = None,
+        bound: str = "auto",
+        samples: int = 1,
+        check: bool = True,
+    ) -> Exported:
+        """Write a part of the model behind the table into a file; see :meth:`Model.export`.
+
+        The inputs are not the columns of the table but the arrays of ``schema.encode(frame)``, and
+        a score is a density of these. The metadata of the file has the schema, which says how
+        every column is prepared, under the key "schema".
+        """
+        return export_model(
+            self.model,
+            self.model.teaching,
+            format,
+            what=what,
+            out=out,
+            bound=bound,
+            samples=samples,
+            check=check,
+            metadata={"schema": json.loads(self.schema.to_json())},
+        )
 
     def save(self, folder: str | Path) -> None:
         """Write the model and ``schema.json`` into a folder, which :func:`load_table` reads.
