@@ -790,20 +790,31 @@ class Model(DeclaredModel):
     ) -> Exported:
         """Write a part of the model into a file that other programs can run.
 
-        ``format`` is "onnx", or "torch" for a file of ``torch.export`` (``.pt2``). ``out`` is the
-        file, by default e.g. ``encoder.onnx``. ``what`` is
+        ``what`` is
 
         - "encoder": from data to the parameters of q's factors;
         - "decoder": from latents to the parameters of p's factors of the observed variables;
         - "prior": from their parents to the parameters of p's factors of the latents;
         - "score": from data to log p(data) where that is exact, otherwise to the bound, with its
-          noise as an input. ``bound`` ("exact", "elbo" or "iwae") and ``samples`` choose.
+          noise as an input.
 
         The number of rows is free, and the number of steps too unless the model has a recurrence.
         Then the file holds one step, with the values of the step before as inputs and the new ones
-        as outputs; ``steps`` writes out that many steps instead. NaN entries are marginalised out
-        as everywhere. ``check`` compares the file with the model on sampled data, if onnxruntime is
-        installed; the attribute ``difference`` of the result holds the largest difference.
+        as outputs. NaN entries are marginalised out as everywhere.
+
+        Arguments:
+            format: "onnx", or "torch" for a file of ``torch.export`` (``.pt2``).
+            what: See above.
+            out: The file, by default e.g. ``encoder.onnx``.
+            steps: Write out that many steps of a recurrence, instead of one step.
+            bound: The value of the score: "exact", "elbo" or "iwae"; "auto" is exact where the
+                evidence is exact.
+            samples: The number of samples of the bound.
+            check: Compare the file with the model on sampled data, if onnxruntime is installed.
+
+        Returns:
+            The :class:`~aevb.export.Exported`: path, inputs and outputs with their axes, and the
+            largest ``difference`` that was found.
 
         >>> import os, tempfile
         >>> from aevb import Normal

@@ -440,6 +440,26 @@ class TableModel:
         The inputs are not the columns of the table but the arrays of ``schema.encode(frame)``, and
         a score is a density of these. The metadata of the file has the schema, which says how
         every column is prepared, under the key "schema".
+
+        Arguments:
+            format: As in :meth:`Model.export`.
+            what: As in :meth:`Model.export`.
+            out: As in :meth:`Model.export`.
+            bound: As in :meth:`Model.export`.
+            samples: As in :meth:`Model.export`.
+            check: As in :meth:`Model.export`.
+
+        Returns:
+            The :class:`~aevb.export.Exported`.
+
+        >>> import os, tempfile
+        >>> from aevb import Schema
+        >>> table = {"height": [1.5, 1.7, 1.8, 1.6, 1.9, 1.75], "weight": [50, 66, 82, 61, 90, 70]}
+        >>> schema = Schema.read(table)
+        >>> fitted = schema.fit(schema.factors(1), table, seed=0)
+        >>> file = os.path.join(tempfile.mkdtemp(), "encoder.pt2")
+        >>> fitted.export("torch", what="encoder", out=file).outputs["z.mean"]
+        ('batch', 1)
         """
         return export_model(
             self.model,
