@@ -12,11 +12,10 @@ BIN := $(VENV)/bin
 # Real data for the tests that want it; without it they use scikit-learn's digits.
 export AEVB_DATA ?= $(wildcard $(abspath ../shared/data))
 
-# The version of torch and its build; +cpu is without CUDA.
+# The version of torch. TORCH_INDEX is torch's own package index of builds without CUDA, if wanted.
 TORCH ?= 2.13.0
-TORCH_BUILD ?=
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP_TORCH = install --quiet $(if $(TORCH_BUILD),--extra-index-url '$(TORCH_INDEX)') 'torch==$(TORCH)$(TORCH_BUILD)'
+TORCH_INDEX ?=
+PIP_TORCH = install --quiet $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)' 'torch==$(TORCH)+cpu','torch==$(TORCH)')
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -85,10 +84,10 @@ docs: $(VENV)/docs
 reproduce: $(VENV)/ready
 	$(BIN)/aevb reproduce --out reproduction
 
-# Another version of torch, without CUDA, in an environment of its own.
+# Another version of torch, in an environment of its own.
 COMPILER_TESTS := tests/compiled_step tests/runtime tests/training/test_fit.py tests/training/test_resuming.py
 compiler-tests:
-	$(MAKE) VENV=.venv-torch-$(TORCH) TORCH_BUILD=+cpu .venv-torch-$(TORCH)/ready
+	$(MAKE) VENV=.venv-torch-$(TORCH) .venv-torch-$(TORCH)/ready
 	.venv-torch-$(TORCH)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	OMP_NUM_THREADS=1 .venv-torch-$(TORCH)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(COMPILER_TESTS)
 

@@ -23,7 +23,15 @@ from typing import Any
 
 import pytest
 
-MODULES = ("aevb", "aevb.data", "aevb.zoo", "aevb.sklearn", "aevb.clustering")
+MODULES = (
+    "aevb",
+    "aevb.clustering",
+    "aevb.data",
+    "aevb.hub",
+    "aevb.sklearn",
+    "aevb.trackers",
+    "aevb.zoo",
+)
 LITERALS = re.compile(r"``(.+?)``", re.DOTALL)
 ITEM = re.compile(r"^\s+\*{0,2}(\w+)(?: \([^)]*\))?:(?= |$)", re.MULTILINE)
 SHAPED = re.compile(r"\b(\w) \[")

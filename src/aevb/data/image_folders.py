@@ -44,17 +44,27 @@ def images(
         classes: The names of the classes in the order of their numbers, such as the ``names`` of
             other images. By default the subfolders in alphabetical order.
 
+    Returns:
+        ``pixels`` (bytes), ``labels``, ``names``, ``shape`` and ``files``.
+
     Raises:
         ValueError: A file cannot be read, there are none, or their sizes differ.
 
-    Example::
-
-        photos = aevb.data.images("photos", size=64)
-        model = Model(
-            p={"z": Normal(16), "x | z": ContinuousBernoulli(photos.shape, net=deconv(64, 32))},
-            q={"z | x": Normal(net=conv(32, 64))},
-        )
-        fit(model, {"x": photos.pixels})
+    >>> import os, tempfile
+    >>> import matplotlib.pyplot as plt
+    >>> from aevb import ContinuousBernoulli, Model, Normal, conv, deconv
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("a", "b"):
+    ...         plt.imsave(os.path.join(folder, f"{name}.png"), np.zeros((32, 32)), cmap="gray")
+    ...     photos = images(folder, size=16)
+    >>> photos.pixels.shape, photos.shape
+    ((2, 16, 16), (1, 16, 16))
+    >>> vae = Model(
+    ...     p={"z": Normal(4), "x | z": ContinuousBernoulli(photos.shape, net=deconv(16, 8))},
+    ...     q={"z | x": Normal(net=conv(8, 16))},
+    ... )
+    >>> vae.sample(3, seed=0)["x"].shape  # fit(vae, {"x": photos.pixels}) takes the bytes
+    torch.Size([3, 1, 16, 16])
     """
     place = Path(folder)
     if not place.is_dir():

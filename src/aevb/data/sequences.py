@@ -31,6 +31,21 @@ class Sequences(Mapping[str, "Sequences"]):
     ``fit``, ``forecast`` and the other methods take it as data: ``fit(model, found)`` assigns
     columns to variables by their names, ``model.forecast(steps=12, x=found["flow"])`` names the
     variable. Frames of pandas need no :func:`sequences` if their index holds the times.
+
+    Attributes:
+        frame: The columns of data, as a frame of narwhals.
+        names: The names of the selected columns.
+        index: The ids and times of the sequences.
+        lines: The lines of the frame, by sequence and step.
+        filled: The same with the steps that ``gaps="missing"`` added, which are −1.
+
+    >>> import pandas as pd
+    >>> days = pd.DataFrame({"shop": [1, 1, 2, 2], "day": [1, 2, 1, 2], "sold": [3.0, 1.0, 2.0, 5.0]})
+    >>> found = sequences(days, id="shop", time="day")
+    >>> found["sold"]
+    2 sequences of 2 steps by shop (day 1 to 2 in the first): sold
+    >>> found.cells().tolist()
+    [[3.0], [1.0], [2.0], [5.0]]
     """
 
     frame: Any  # a narwhals frame of the columns of data
@@ -92,7 +107,21 @@ class Sequences(Mapping[str, "Sequences"]):
     def variable(self, graph: Graph, name: str) -> Any:
         """Return the values of a variable, by sequence.
 
-        Raises ValueError if the number of columns is not the size of the variable.
+        Arguments:
+            graph: The graph of the model (``model.graph``).
+            name: The variable.
+
+        Returns:
+            An array [N, T, …], or a list of N arrays if the lengths differ.
+
+        Raises:
+            ValueError: The number of columns is not the size of the variable.
+
+        >>> import pandas as pd
+        >>> from aevb import zoo
+        >>> found = sequences(pd.DataFrame({"flow": [3.0, 1.0, 2.0]}))
+        >>> found.variable(zoo.local_level().graph, "x").shape
+        (1, 3, 1)
         """
         d, k = graph.size(name), len(self.names)
         labels = d > 1 == k and (name in graph.given or graph.rule("p", name).spec.categorical)
@@ -127,17 +156,27 @@ def sequences(
 ) -> Sequences:
     """Read the lines of a frame as the steps of one sequence, or of one sequence per id.
 
-    ``id`` and ``time`` name columns (or levels of an index). Without them, an index of pandas that
-    is not the default one holds the times, or, with two levels, the ids and the times. Otherwise
-    columns with names such as ``id``, ``step`` or ``year`` are found as in a file. A frame with
-    neither is one sequence. ``gaps="missing"`` fills holes between the times with missing steps.
+    Without ``id`` and ``time``, an index of pandas that is not the default one holds the times, or,
+    with two levels, the ids and the times. Otherwise columns with names such as ``id``, ``step`` or
+    ``year`` are found as in a file. A frame with neither is one sequence.
+
+    Arguments:
+        frame: A frame of pandas, polars or pyarrow, or a series of pandas.
+        id: The column, or level of the index, that says which sequence a line belongs to.
+        time: The column, or level of the index, of the times.
+        gaps: What to do about holes between the times: "refuse", or "missing" to fill them with
+            missing steps.
+
+    Returns:
+        The :class:`Sequences`.
 
     >>> import pandas as pd
     >>> months = pd.date_range("2024-01-31", periods=3, freq="ME")
     >>> sequences(pd.DataFrame({"sales": [3.0, 1.0, 2.0]}, index=months))
     1 sequence of 3 steps (time 2024-01-31 to 2024-03-31, 1 month apart): sales
 
-    Raises ValueError, with the fix, for times that are missing, not in order, repeated, or uneven.
+    Raises:
+        ValueError: Times are missing, not in order, repeated, or uneven; it says how to fix it.
     """
     return _read(frame, None, id, time, gaps)
 

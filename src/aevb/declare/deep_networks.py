@@ -30,7 +30,9 @@ from aevb.declare.registry import register
 class residual(Network):
     """A residual perceptron: ``residual(128, blocks=3)``.
 
-    The first layer has ``width`` units. Each block adds two layers to it, h ← h + W₂ f(W₁ f(h)).
+    The first layer has ``width`` units. Each of the ``blocks`` adds two layers to it,
+    h ← h + W₂ f(W₁ f(h)). The function f is ``activation``, and ``init`` says how weights start;
+    both are as for :class:`aevb.mlp`.
 
     >>> residual(128, blocks=3)
     residual(width=128, blocks=3)

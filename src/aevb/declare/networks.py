@@ -235,7 +235,18 @@ class Network:
     def dropouts_of(
         self, parents: Mapping[str, Shape], shape: Shape
     ) -> tuple[tuple[float, int], ...]:
-        """The dropout masks for these parents, if the widths of the layers depend on them."""
+        """The dropout masks for these parents, if the widths of the layers depend on them.
+
+        Arguments:
+            parents: The shape of each parent, by label.
+            shape: The shape of the variable.
+
+        Returns:
+            The pairs of :meth:`dropouts`.
+
+        >>> mlp(500, dropout=0.1).dropouts_of({"z": (20,)}, (784,))
+        ((0.1, 500),)
+        """
         if type(self).make is Network.make:
             return self.dropouts()
         from aevb.declare.own_networks import dropouts_of
@@ -245,9 +256,15 @@ class Network:
     def make(self, parents: Mapping[str, Shape], shape: Shape) -> nn.Module:
         """Make a torch module that is called with the parents' tensors, each [rows, *its shape].
 
-        A subclass defines either this or :meth:`build`. ``shape`` is the shape of the variable. The
-        module returns the raw parameters of the family, or features for a linear layer
-        (:class:`aevb.wrap`).
+        A subclass defines either this or :meth:`build`.
+
+        Arguments:
+            parents: The shape of each parent, by label.
+            shape: The shape of the variable.
+
+        Returns:
+            A module that returns the raw parameters of the family, or features for a linear layer
+            (:class:`aevb.wrap`).
 
         >>> @dataclass(frozen=True, repr=False)
         ... class encoder(Network):

@@ -25,6 +25,7 @@ class Evidence:
             per example (``ess``, ``khat``, ``acceptance``).
         notes: Sentences that say what is wrong with the estimate and how to fix it; empty if
             nothing is wrong.
+        index: The ids and times of the data if they were sequences of a frame.
 
     >>> import torch
     >>> from aevb import zoo
@@ -43,7 +44,15 @@ class Evidence:
     def frame(self) -> Any:
         """Return a frame with one line per sequence: ``log_p`` and ``stderr``, by the ids.
 
-        Raises ValueError if the data were arrays.
+        Raises:
+            ValueError: The data were arrays.
+
+        >>> import pandas as pd
+        >>> from aevb import sequences, zoo
+        >>> days = pd.DataFrame({"shop": [1, 1, 2, 2], "x": [3.0, 1.0, 2.0, 5.0]})
+        >>> evidence = zoo.local_level().log_evidence(x=sequences(days, id="shop")["x"])
+        >>> list(evidence.frame())
+        ['log_p', 'stderr']
         """
         if self.index is None:
             raise ValueError(

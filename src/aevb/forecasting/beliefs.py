@@ -38,6 +38,7 @@ class Beliefs:
         samples: The number of particles or draws behind the numbers, 0 if they are exact.
         draws: Joint draws of the latents, [S, N, T, …], of a smoother by particles.
         notes: Reasons not to trust the numbers.
+        index: The ids and times of the data if they were a frame.
 
     >>> from aevb import zoo
     >>> beliefs = zoo.hmm(x=1, y=2).filter(x=torch.zeros(1, 5, 1), method="exact")
@@ -63,6 +64,12 @@ class Beliefs:
 
         Columns are ``z_mean`` and ``z_sd``, for finite latents the probabilities of their values,
         ``z_p0``, ``z_p1``, …. A latent without time is repeated on the lines of its sequence.
+
+        >>> import pandas as pd
+        >>> from aevb import zoo
+        >>> flow = pd.Series([3.0, 1.0, 2.0], pd.Index([1871, 1872, 1873], name="year"), name="flow")
+        >>> list(zoo.local_level().smooth(x=flow).frame())
+        ['level_mean', 'level_sd']
         """
         from aevb.data.sequence_index import entry_names, numbered
 

@@ -37,6 +37,7 @@ class Forecast:
         notes: Reasons not to trust the numbers.
         past: The data before, [N, T, …], NaN where unknown.
         lengths: The number of steps of each row's past.
+        index: The ids and times of the past if it was a frame.
 
     >>> from aevb import zoo
     >>> forecast = zoo.local_level().forecast(steps=3, x=torch.zeros(1, 5, 1), seed=0)
@@ -124,6 +125,9 @@ class Forecast:
         spacing is that of the past. Otherwise rows and steps are counted from 0. Columns are
         ``x_mean``, ``x_sd``, and the ends of the intervals, ``x_lower_80``, ``x_upper_80``, …;
         for classes their probabilities, ``x_p``.
+
+        Arguments:
+            levels: The probabilities of the intervals; an empty list for none.
 
         >>> import pandas as pd
         >>> from aevb import Model, Normal

@@ -41,7 +41,16 @@ ALLOWED = re.compile(
 
 @dataclass(frozen=True)
 class Item:
-    """A file that a push sends: its path in the repository, its size, and what it holds."""
+    """A file that a push sends.
+
+    Attributes:
+        path: Its path in the repository.
+        bytes: Its size.
+        what: What it holds, in words.
+
+    >>> print(Item("model.json", 900, "the declaration"))
+    model.json (900 bytes): the declaration
+    """
 
     path: str
     bytes: int
@@ -69,7 +78,20 @@ def contents(run: str | Path, *, resumable: bool = False) -> list[Item]:
     These are the declaration, the settings, the recorded numbers, the weights of the best and of
     the last step, and what is known of the columns: names, kinds, scaling and, for a table, levels
     and ranges. Rows of the data, paths of folders, and other files in the run's folder are not
-    sent. ``resumable`` includes the state of the optimiser.
+    sent.
+
+    Arguments:
+        run: The folder of a run, or of a saved model.
+        resumable: Include the state of the optimiser.
+
+    Returns:
+        The files.
+
+    >>> from aevb import zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     zoo.fa(x=3, z=2).save(folder)
+    ...     [item.path for item in contents(folder)]
+    ['manifest.json', 'model.json', 'weights.safetensors']
     """
     with staged(Path(run), resumable=resumable) as place:
         return items(place)

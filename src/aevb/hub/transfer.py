@@ -29,7 +29,17 @@ NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push has sent, and where: the address of the repository and the commit."""
+    """What a push has sent, and where.
+
+    Attributes:
+        url: The address of the repository.
+        commit: The commit.
+        items: The files.
+
+    >>> item = Item("model.json", 900, "the declaration")
+    >>> print(Pushed("https://hub.example.org/me/digits", "5ca1ab1e", (item,)))
+    1 file, 900 bytes, in https://hub.example.org/me/digits
+    """
 
     url: str
     commit: str
@@ -37,7 +47,8 @@ class Pushed:
 
     def __str__(self) -> str:
         total = sum(item.bytes for item in self.items)
-        return f"{len(self.items)} files, {total:,} bytes, in {self.url}"
+        files = "1 file" if len(self.items) == 1 else f"{len(self.items)} files"
+        return f"{files}, {total:,} bytes, in {self.url}"
 
 
 def push(
@@ -67,10 +78,19 @@ def push(
         confirm: Called with the files before anything is sent; if it returns False, a ValueError
             says that nothing was sent.
 
-    The address of the hub is ``HF_ENDPOINT``, by default https://huggingface.co.
+    The address of the hub is ``HF_ENDPOINT``, by default that of the package huggingface_hub.
 
     Returns:
         The address, the commit and the files.
+
+    >>> import tempfile
+    >>> from aevb import zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     zoo.fa(x=3, z=2).save(folder)
+    ...     push(folder, "me/factors", confirm=lambda items: False)
+    Traceback (most recent call last):
+    ...
+    ValueError: Nothing was sent.
     """
     _check_name(name)
     folder = run.out if isinstance(run, Run) else Path(run)
@@ -118,12 +138,28 @@ def _send(
 def pull(
     name: str, out: str | Path, *, revision: str | None = None, token: str | None = None
 ) -> Path:
-    """Fetch a run from a model hub into the folder ``out``, and check it; return the folder.
+    """Fetch a run from a model hub, and check it.
 
-    Only the files of a run are fetched, and never code. Their hashes are compared as when a run is
-    loaded: if a file is damaged or missing, nothing is written and a ValueError says which.
-    ``revision`` is a branch, a tag or a commit. Read the model by :func:`aevb.load_run`, or that of
-    a table by :func:`aevb.load_table`.
+    Only the files of a run are fetched, and never code. Read the model by :func:`aevb.load_run`, or
+    that of a table by :func:`aevb.load_table`.
+
+    Arguments:
+        name: The repository, "user/name".
+        out: A new folder, or an empty one.
+        revision: A branch, a tag or a commit.
+        token: A token of the hub. By default the one that ``hf auth login`` has stored.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: The repository cannot be read; or a file is damaged or missing, which its hash
+            tells. Then nothing is written.
+
+    >>> pull("digits", "copy")
+    Traceback (most recent call last):
+    ...
+    ValueError: The name of a repository is "user/name", got 'digits'.
     """
     _check_name(name)
     place = Path(out)

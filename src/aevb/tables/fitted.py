@@ -420,7 +420,23 @@ class TableModel:
         about: str | None = None,
         license: str | None = None,
     ) -> ModelCard:
-        """Make a model card, with results on the rows of a frame; see :meth:`Run.card`."""
+        """Make a model card, with results on the rows of a frame; see :meth:`Run.card`.
+
+        Arguments:
+            frame: Rows by which the model is judged; the card holds no cell of them.
+            out: A file to write, such as README.md.
+            about: What the model is for, in a sentence.
+            license: An identifier such as "mit".
+
+        Returns:
+            The card. ``card.save(path)`` writes it.
+
+        >>> import numpy as np, pandas as pd
+        >>> from aevb import Schema
+        >>> frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"])
+        >>> Schema.read(frame).fit_default(frame, seed=0).card(frame)
+        ModelCard of run; card.save('README.md') writes it
+        """
         from aevb.model_card import card_of_table
 
         return card_of_table(self, frame, out=out, about=about, license=license)

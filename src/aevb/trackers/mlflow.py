@@ -23,13 +23,19 @@ AT_ONCE = 100  # parameters that MLflow takes in one call
 class MLflow(Tracker):
     """Record runs in MLflow.
 
-    ``uri`` is the tracking URI, such as ``sqlite:///mlflow.db`` or the address of a server; by
-    default ``MLFLOW_TRACKING_URI`` or MLflow's own default, a database ``mlflow.db`` in the current
-    folder. ``experiment`` is by default ``MLFLOW_EXPERIMENT_NAME`` or "aevb". ``files`` keeps the
-    declaration, the settings and the history as artifacts, and ``weights`` also the weights.
-
     A resumed run goes on in the same MLflow run. Runs of several seeds or of a sweep have the tag
     ``group``. MLflow allows no brackets in names: ``kl(z)`` is recorded as ``kl_z``.
+
+    Arguments:
+        uri: The tracking URI, such as ``sqlite:///mlflow.db`` or the address of a server. By
+            default ``MLFLOW_TRACKING_URI`` or MLflow's own default, a database ``mlflow.db`` in the
+            current folder.
+        experiment: By default ``MLFLOW_EXPERIMENT_NAME`` or "aevb".
+        files: Keep the declaration, the settings and the history as artifacts.
+        weights: Keep the weights, too.
+
+    >>> MLflow(experiment="digits")          # doctest: +SKIP  (it needs the package mlflow)
+    MLflow(uri=None, experiment='digits', files=True, weights=False)
     """
 
     uri: str | None = None

@@ -24,9 +24,21 @@ class TrackerWarning(UserWarning):
 class RunInfo:
     """What a tracker is told about a run before its first step.
 
-    ``id`` stays the same if the run is resumed. ``group`` is the name that the runs of several
-    seeds or of a sweep have in common. ``step`` is 0, or the step from which the run resumes, and
-    ``rows`` is its history up to there.
+    Attributes:
+        id: A text that stays the same if the run is resumed.
+        name: The name of the run.
+        model: The model, with its initial weights.
+        settings: The settings of the run, as in config.toml.
+        total: The number of steps of the whole run.
+        group: The name that the runs of several seeds or of a sweep have in common.
+        out: The folder of the run, if it has one.
+        step: 0, or the step from which the run resumes.
+        rows: The history up to that step.
+
+    >>> from aevb import zoo
+    >>> info = RunInfo("f00d", "first", zoo.fa(x=3, z=2), {"lr": 0.01, "schedule": {"name": "em"}}, 90)
+    >>> info.config["lr"], info.config["schedule/name"], info.config["total steps"]
+    (0.01, 'em', 90)
     """
 
     id: str
@@ -69,25 +81,38 @@ class Tracker:
 
     If a method raises an exception, the run goes on and warns.
 
-    >>> class Loudest(Tracker):
-    ...     best = float("-inf")
+    >>> class Best(Tracker):
+    ...     def start(self, run):
+    ...         self.best = float("-inf")
     ...     def log(self, step, values):
     ...         self.best = max(self.best, values.get("validation elbo", self.best))
+    >>> best = Best()  # for fit(…, trackers=[best]), which calls:
+    >>> best.start(None), best.log(10, {"validation elbo": -9.5}), best.end("finished")
+    (None, None, None)
+    >>> best.artifact(Path("metrics.jsonl"), "history"), best.best
+    (None, -9.5)
     """
 
     def start(self, run: RunInfo) -> str | None:
-        """Begin to record a run. The text that this returns is displayed, such as an address."""
+        """Begin to record a run.
+
+        Arguments:
+            run: What is known before the first step.
+
+        Returns:
+            A text to display, such as an address, or nothing.
+        """
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the values of a step: a line of ``metrics.jsonl``.
 
-        They are numbers, named as in ``run.history``, with the text ``phase``; or an event of the
-        run, with the texts ``note`` and ``kind``. Several calls may have the same step. A resumed
-        run repeats the steps after its last checkpoint.
+        Several calls may have the same ``step``. A resumed run repeats the steps after its last
+        checkpoint. The ``values`` are numbers, named as in ``run.history``, with the text
+        ``phase``; or an event of the run, with the texts ``note`` and ``kind``.
         """
 
     def artifact(self, path: Path, kind: str) -> None:
-        """Keep a file of a run that has finished.
+        """Keep the file ``path`` of a run that has finished.
 
         ``kind`` is "declaration" (model.json), "settings" (config.toml), "history" (metrics.jsonl)
         or "weights" (of the best validation, or else of the last step).
@@ -99,6 +124,8 @@ class Tracker:
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row by names in two groups, ``training/…`` and ``validation/…``.
+
+    ``values`` are those of :meth:`Tracker.log`.
 
     >>> scalars({"epoch": 2.0, "elbo": -9.5, "validation kl(z)": 1.5, "phase": "joint"})
     {'training/elbo': -9.5, 'validation/kl(z)': 1.5}

@@ -15,10 +15,17 @@ from aevb.trackers.protocol import RunInfo, Tracker, scalars
 
 @dataclass
 class Trackio(Tracker):
-    """Record runs in Trackio, locally or, with ``space="user/name"``, on Hugging Face.
+    """Record runs in Trackio, locally or on Hugging Face.
 
     A resumed run goes on in the same Trackio run: its name ends with the beginning of its id. Runs
     of several seeds or of a sweep form a group. Files are not sent.
+
+    Arguments:
+        project: The project.
+        space: A Space of Hugging Face, "user/name". Without it, the runs are recorded locally.
+
+    >>> Trackio(project="digits")            # doctest: +SKIP  (it needs the package trackio)
+    Trackio(project='digits', space=None)
     """
 
     project: str = "aevb"

@@ -17,12 +17,20 @@ class WandB(Tracker):
     """Record runs in Weights & Biases.
 
     Arguments that are None leave the choice to W&B: its environment variables (``WANDB_PROJECT``,
-    ``WANDB_ENTITY``, ``WANDB_MODE``) and its defaults. Without ``WANDB_PROJECT`` the project is
-    "aevb". ``mode`` is "online", "offline" or "disabled". ``folder`` is where W&B makes its folder
-    ``wandb``; by default the current folder. ``files`` sends the declaration, the settings and the
-    history, and ``weights`` also the weights.
+    ``WANDB_ENTITY``, ``WANDB_MODE``) and its defaults.
 
     A resumed run goes on in the same W&B run. Runs of several seeds or of a sweep form a group.
+
+    Arguments:
+        project: The project; "aevb" if ``WANDB_PROJECT`` is not set either.
+        entity: The user or the team.
+        mode: "online", "offline" or "disabled".
+        folder: Where W&B makes its folder ``wandb``; by default the current folder.
+        files: Send the declaration, the settings and the history.
+        weights: Send the weights, too.
+
+    >>> WandB(project="digits", mode="offline")  # for fit(…, trackers=[…])
+    WandB(project='digits', entity=None, mode='offline', folder=None, files=True, weights=False)
     """
 
     project: str | None = None

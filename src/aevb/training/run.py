@@ -273,11 +273,19 @@ class Run:
     ) -> ModelCard:
         """Make a model card: what this run is, how good it is, and where its limits are.
 
-        The card is Markdown with the front matter that model hubs read. Its numbers come from the
-        run and from ``data``, rows as for :func:`fit`, by which it is judged; without ``data`` it
-        says that the results were not computed. It holds no cell of the data. ``labels`` are class
-        numbers [N], −1 where unknown, or texts. ``about`` says what the model is for, ``license``
-        is an identifier such as "mit", and ``out`` is a file to write, such as README.md.
+        The card is Markdown with the front matter that model hubs read. It holds no cell of the
+        data.
+
+        Arguments:
+            data: Rows as for :func:`fit`, by which the model is judged. Without them the card says
+                that the results were not computed.
+            labels: Class numbers [N], −1 where unknown, or texts.
+            out: A file to write, such as README.md.
+            about: What the model is for, in a sentence.
+            license: An identifier such as "mit".
+
+        Returns:
+            The card. ``card.save(path)`` writes it.
 
         >>> from aevb import Normal, fit
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})

@@ -35,7 +35,7 @@ LIVE_PARTS = (SUMMARY, MAP)  # those that are computed while a run trains
 POLL = 0.5  # seconds between two looks at the histories of runs
 LOOK = 2.0  # seconds between two looks at the states of runs
 HEARTBEAT = 15.0  # seconds of silence after which a client gets a comment
-PAUSE = 50.0  # seconds to wait after an update while training, for each second of CPU time it took
+PAUSE = 200.0  # seconds to wait after an update while training, for each second of CPU time it took
 MOST_CLIENTS = 100
 MOST_EVENTS = 500  # events that wait for a slow client; then its stream ends, and it may come back
 DECODE_TIMEOUT = 20.0
@@ -246,10 +246,11 @@ class Live:
             run.failed[name] = version
             raise
         part = Part(version, answer.text)
-        run.parts[name] = part
         if live:
-            self._pause_after(answer)
+            if name in run.parts:  # the first answer costs imports that no update repeats
+                self._pause_after(answer)
             self.send("version", {"run": run.index, "part": name, "version": version})
+        run.parts[name] = part
         return part
 
     def _pause_after(self, answer: Answer) -> None:
@@ -410,20 +411,17 @@ class Live:
                 client.put(event)
 
     def _update(self, run: LiveRun) -> None:
-        """Compute the parts of a new checkpoint of a training run, if there is time for it."""
-        if not run.training or self.clock() < self.allowed_at:
+        """Compute the parts of a new checkpoint of a training run, if there is time for it.
+
+        All of them: the cheap ones alone would use up the time of the others.
+        """
+        if not run.training or self.clock() < self.allowed_at or run.tasks:
             return
         version = run.newest()
         for name in LIVE_PARTS:
             known = run.parts.get(name)
-            if (
-                known is not None
-                and known.version != version
-                and run.failed.get(name) != version
-                and not run.tasks
-            ):
+            if known is not None and known.version != version and run.failed.get(name) != version:
                 self._task(run, name, version)
-                return
 
 
 def names_of(folders: list[Path]) -> list[str]:

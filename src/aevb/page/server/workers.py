@@ -265,9 +265,11 @@ def _child(connection: Connection, idle: bool) -> None:
             job = connection.recv()
         except (EOFError, OSError):
             return
-        began = time.process_time()
         try:
-            text = _call(job, connection)
+            module, _, name = job.function.partition(":")
+            function = getattr(import_module(module), name)
+            began = time.process_time()  # importing torch, once, is not the cost of an answer
+            text = _call(function, job, connection)
             connection.send(("answer", text.encode(), time.process_time() - began))
         except BrokenPipeError:
             return
@@ -275,9 +277,7 @@ def _child(connection: Connection, idle: bool) -> None:
             connection.send(("error", *_told(error)))
 
 
-def _call(job: Job, connection: Connection) -> str:
-    module, _, name = job.function.partition(":")
-    function = getattr(import_module(module), name)
+def _call(function: Callable[..., Any], job: Job, connection: Connection) -> str:
     _use_threads(job.threads)
     options = dict(job.options)
     if "progress" in inspect.signature(function).parameters:
