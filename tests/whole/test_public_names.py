@@ -102,8 +102,8 @@ def public_names() -> list[Name]:
         home = importlib.import_module(module)
         for name in home.__all__:
             value, dotted = getattr(home, name), f"{module}.{name}"
-            if not callable(value):
-                continue  # a version or a dictionary has no docstring
+            if not (isinstance(value, type) or inspect.isroutine(value)):
+                continue  # a version, a dictionary or an alias of types has no docstring
             if not isinstance(value, type):
                 found[dotted] = Name(module, dotted, value, "function")
                 continue
@@ -111,7 +111,8 @@ def public_names() -> list[Name]:
             for word, owner, member in members(value):
                 kind = "property" if isinstance(member, property) else "method"
                 dotted = f"{module}.{owner.__name__}.{word}"
-                found.setdefault(dotted, Name(module, dotted, plain(member), kind, value))
+                shown = Name(module, dotted, plain(member), kind, value)
+                found[dotted] = shown if owner is value else found.get(dotted, shown)
     return list(found.values())
 
 

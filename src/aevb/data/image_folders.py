@@ -51,11 +51,11 @@ def images(
         ValueError: A file cannot be read, there are none, or their sizes differ.
 
     >>> import os, tempfile
-    >>> import matplotlib.pyplot as plt
+    >>> from PIL import Image
     >>> from aevb import ContinuousBernoulli, Model, Normal, conv, deconv
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("a", "b"):
-    ...         plt.imsave(os.path.join(folder, f"{name}.png"), np.zeros((32, 32)), cmap="gray")
+    ...         Image.new("L", (32, 32)).save(os.path.join(folder, f"{name}.png"))
     ...     photos = images(folder, size=16)
     >>> photos.pixels.shape, photos.shape
     ((2, 16, 16), (1, 16, 16))

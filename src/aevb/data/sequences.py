@@ -40,10 +40,10 @@ class Sequences(Mapping[str, "Sequences"]):
         filled: The same with the steps that ``gaps="missing"`` added, which are −1.
 
     >>> import pandas as pd
-    >>> days = pd.DataFrame({"shop": [1, 1, 2, 2], "day": [1, 2, 1, 2], "sold": [3.0, 1.0, 2.0, 5.0]})
+    >>> days = pd.DataFrame({"shop": [1, 1, 2, 2], "day": [1, 2, 1, 2], "sold": [3.0, 1.0, 2.0, 5]})
     >>> found = sequences(days, id="shop", time="day")
     >>> found["sold"]
-    2 sequences of 2 steps by shop (day 1 to 2 in the first): sold
+    2 sequences of 2 steps by shop (day 1 to 2 in the first, 1 apart): sold
     >>> found.cells().tolist()
     [[3.0], [1.0], [2.0], [5.0]]
     """

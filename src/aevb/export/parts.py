@@ -257,7 +257,7 @@ class Encoder(Part):
         graph = self.graph
         spec = graph.rule("p" if graph.rule("p", name).spec.finite else "q", name).spec
         regions: dict[str, dict[str, Tensor]] = {}
-        for region, dist in posterior.by_region(working, name).items():
+        for region, dist in posterior._by_region(working, name).items():
             regions[region] = {
                 key: value.transpose(0, 1) if graph.timed[name] else value.unsqueeze(0)
                 for key, value in moments(spec, dist).items()

@@ -67,7 +67,8 @@ class Beliefs:
 
         >>> import pandas as pd
         >>> from aevb import zoo
-        >>> flow = pd.Series([3.0, 1.0, 2.0], pd.Index([1871, 1872, 1873], name="year"), name="flow")
+        >>> years = pd.Index([1871, 1872, 1873], name="year")
+        >>> flow = pd.Series([3.0, 1.0, 2.0], years, name="flow")
         >>> list(zoo.local_level().smooth(x=flow).frame())
         ['level_mean', 'level_sd']
         """

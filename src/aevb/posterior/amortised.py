@@ -120,7 +120,7 @@ class Posterior:
         self._check_asked(name)
         with self.model._evaluating(self.seed):
             working = self._working(name)
-            pieces = self.by_region(working, name)
+            pieces = self._by_region(working, name)
             found = pieces["all"]
             if isinstance(self.graph.rule("q", name).spec, Exact):
                 return found
@@ -146,7 +146,7 @@ class Posterior:
                 else Pieces(seen.all(-1), Point(self._as_public(name, name)), found)  # type: ignore[arg-type]
             )
 
-    def by_region(self, working: Estimate, name: str) -> dict[str, td.Distribution]:
+    def _by_region(self, working: Estimate, name: str) -> dict[str, td.Distribution]:
         """Return q's marginal of a latent by region, as an estimate computed it.
 
         The region "all" comes first. It is the only one of a latent with an exact conditional.

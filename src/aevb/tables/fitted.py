@@ -435,7 +435,7 @@ class TableModel:
         >>> from aevb import Schema
         >>> frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"])
         >>> Schema.read(frame).fit_default(frame, seed=0).card(frame)
-        ModelCard of run; card.save('README.md') writes it
+        ModelCard of table; card.save('README.md') writes it
         """
         from aevb.model_card import card_of_table
 

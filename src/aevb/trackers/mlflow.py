@@ -34,7 +34,7 @@ class MLflow(Tracker):
         files: Keep the declaration, the settings and the history as artifacts.
         weights: Keep the weights, too.
 
-    >>> MLflow(experiment="digits")          # doctest: +SKIP  (it needs the package mlflow)
+    >>> MLflow(experiment="digits")  # it needs the package mlflow     # doctest: +SKIP
     MLflow(uri=None, experiment='digits', files=True, weights=False)
     """
 

@@ -17,7 +17,14 @@ BESIDE = ("step", "epoch", "seconds")  # numbers of a row that are no metrics
 
 
 class TrackerWarning(UserWarning):
-    """Warning that a tracker failed. The run goes on, and its own files are complete."""
+    """Warning that a tracker failed. The run goes on, and its own files are complete.
+
+    To stop a program at it, make it an error:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", TrackerWarning)
+    """
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class RunInfo:
         rows: The history up to that step.
 
     >>> from aevb import zoo
-    >>> info = RunInfo("f00d", "first", zoo.fa(x=3, z=2), {"lr": 0.01, "schedule": {"name": "em"}}, 90)
+    >>> settings = {"lr": 0.01, "schedule": {"name": "em"}}
+    >>> info = RunInfo("f00d", "first", zoo.fa(x=3, z=2), settings, 90)
     >>> info.config["lr"], info.config["schedule/name"], info.config["total steps"]
     (0.01, 'em', 90)
     """

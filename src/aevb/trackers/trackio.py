@@ -24,7 +24,7 @@ class Trackio(Tracker):
         project: The project.
         space: A Space of Hugging Face, "user/name". Without it, the runs are recorded locally.
 
-    >>> Trackio(project="digits")            # doctest: +SKIP  (it needs the package trackio)
+    >>> Trackio(project="digits")  # it needs the package trackio      # doctest: +SKIP
     Trackio(project='digits', space=None)
     """
 
