@@ -10,7 +10,6 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS / "extensions"))
 
-import from_source  # noqa: E402
 
 from aevb.version import __version__  # noqa: E402
 
@@ -29,8 +28,6 @@ extensions = [
     "from_source",
 ]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints"]
-if not from_source.exists("changes"):  # it shows a file that a checkout may lack
-    exclude_patterns.append("changes.md")
 
 # Pages are MyST Markdown; the same text must read well without Sphinx.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]

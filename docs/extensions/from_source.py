@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +54,12 @@ def module(words: str) -> str:
 def modules(words: str) -> str:
     """Describe what each of some public modules exports, under a heading each.
 
-    A module that is not there, or exports nothing, is left out.
+    A module that exports nothing is left out.
     """
     texts = []
     for name in words.split():
-        found = import_module(name) if find_spec(name) is not None else None
-        if found is not None and (text := described(name, list(getattr(found, "__all__", ())))):
+        found = import_module(name)
+        if text := described(name, list(getattr(found, "__all__", ()))):
             texts.append(f"## {name}\n\n{first_sentence(found)}\n\n{text}")
     return "\n".join(texts)
 
@@ -217,8 +216,7 @@ def models(words: str) -> str:
 def pages(words: str) -> str:
     """List pages of the site with their titles and first sentences, and put them into the toctree.
 
-    ``howto/*`` stands for all pages of a folder that no other mark of the same page names. Pages
-    that do not exist are left out.
+    ``howto/*`` stands for all pages of a folder that no other mark names.
     """
     found = [
         path.relative_to(DOCS).with_suffix("").as_posix()
@@ -229,34 +227,10 @@ def pages(words: str) -> str:
         found = [one for one in found if one not in named()]
     if not found:
         return ""
-    lines = [
+    titled = [
         f"- [{title}]({one}.md): {sentence}" for one in found for title, sentence in [opening(one)]
     ]
-    return "\n".join([*lines, "", toctree(" ".join(found))])
-
-
-def toctree(words: str) -> str:
-    """Put those of the pages that exist into the table of contents."""
-    found = [page for page in words.split() if exists(page)]
-    return "\n".join(["```{toctree}", ":hidden:", "", *found, "```", ""])
-
-
-def exists(page: str) -> bool:
-    """Return whether a page exists and, if it only shows another file, whether that exists."""
-    path = DOCS / f"{page}.md"
-    if not path.exists():
-        return False
-    shown = INCLUDE.match(path.read_text(encoding="utf-8"))
-    return shown is None or (path.parent / shown["path"]).exists()
-
-
-def card(words: str) -> str:
-    """Return a card of the front page that links to a page, if it exists: ``page: sentence``."""
-    page, _, text = words.strip().partition(": ")
-    if not exists(page):
-        return ""
-    title = opening(page)[0].partition(":")[0].removeprefix("The ").capitalize()
-    return f":::{{grid-item-card}} {title}\n:link: {page}\n:link-type: doc\n{text}\n:::"
+    return "\n".join([*titled, "", "```{toctree}", ":hidden:", "", *found, "```", ""])
 
 
 def opening(page: str) -> tuple[str, str]:
@@ -308,8 +282,6 @@ WRITERS: dict[str, Callable[[str], str]] = {
     "commands": commands,
     "models": models,
     "pages": pages,
-    "card": card,
-    "toctree": toctree,
 }
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, is_steps, latent_of
 from aevb.runtime.checked_files import whole_file
 
+__all__ = ["grid"]
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -24,13 +26,24 @@ if TYPE_CHECKING:
 def grid(
     images: Any, columns: int, path: str | Path, labels: Sequence[str] = (), *, ink: bool = True
 ) -> None:
-    """Write images in [0, 1] as one PNG file, ``columns`` images per row.
+    """Write images in [0, 1] as one PNG file. Small images are enlarged.
 
-    ``images`` are arrays or tensors [N, height, width], or [N, channels, height, width] with one or
-    three channels, as a model samples and reconstructs them; bytes are divided by 255. Grey levels
-    are drawn as dark ink on white paper, or with ``ink=False`` as light on black, as photographs
-    are. Three channels are colours. ``labels`` stand to the left of the rows. A dictionary holds
-    one row of images per label. Small images are enlarged.
+    Arguments:
+        images: Arrays or tensors [N, height, width], or [N, channels, height, width] with one or
+            three channels, as a model samples and reconstructs them; bytes are divided by 255. A
+            dictionary holds one row of images per label.
+        columns: The number of images per row.
+        path: The file.
+        labels: Texts to the left of the rows.
+        ink: Draw grey levels as dark ink on white paper; otherwise light on black, as in a
+            photograph. Three channels are colours.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "drawn.png")
+    ...     grid({"data": np.zeros((4, 8, 8)), "drawn": np.ones((4, 8, 8))}, 4, path)
+    ...     os.path.exists(path)
+    True
     """
     from PIL import Image
 

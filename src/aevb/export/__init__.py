@@ -19,7 +19,9 @@ import torch
 from aevb.declare.serialization import serialize
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.export import files
-from aevb.export.choice import BOUNDS, PARTS, part_of
+from aevb.export.choice import BOUNDS as BOUNDS
+from aevb.export.choice import PARTS as PARTS
+from aevb.export.choice import part_of
 from aevb.export.files import read_metadata, run_onnx, run_torch
 from aevb.export.parts import Bound, Encoder, LogEvidence, Part
 from aevb.export.ports import TIME_AXIS, Axes
@@ -29,16 +31,7 @@ from aevb.posterior.training_record import Teaching
 from aevb.runtime.evaluation_mode import evaluating
 from aevb.version import __version__
 
-__all__ = [
-    "BOUNDS",
-    "PARTS",
-    "ExportError",
-    "Exported",
-    "export_model",
-    "read_metadata",
-    "run_onnx",
-    "run_torch",
-]
+__all__ = ["ExportError", "Exported", "read_metadata", "run_onnx", "run_torch"]
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 # The rows and steps of the check: others than those of the example that was traced.
@@ -49,11 +42,25 @@ ROWS, STEPS = 7, 9
 class Exported:
     """A file that an export wrote.
 
-    ``inputs`` and ``outputs`` map names to axes: numbers, and the words "batch" and "time" for
-    axes of any length. ``meaning`` says what the outputs are, and ``dtype`` is the precision of
-    all inputs (but ``start``) and outputs. ``difference`` is the largest
-    difference |a − b| / max(1, |b|) between the file's outputs a and the model's b, for another
-    number of rows than that of the export and with missing entries; None if it was not measured.
+    Attributes:
+        path: The file.
+        format: "onnx" or "torch".
+        what: The part: "encoder", "decoder", "prior" or "score".
+        inputs: The axes of each input: numbers, and the words "batch" and "time" for axes of any
+            length.
+        outputs: The axes of each output.
+        meaning: What the outputs are, in words.
+        dtype: The precision of all inputs (but ``start``) and outputs.
+        difference: The largest difference |a − b| / max(1, |b|) between the file's outputs a and
+            the model's b, for another number of rows than that of the export and with missing
+            entries; None if it was not measured.
+
+    >>> import os, tempfile
+    >>> from aevb import zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = zoo.fa(x=3, z=2).export("torch", out=os.path.join(folder, "encoder.pt2"))
+    >>> file.inputs, list(file.outputs)
+    ({'x': ('batch', 3)}, ['z.mean', 'z.sd', 'z.tril'])
     """
 
     path: Path

@@ -82,7 +82,22 @@ def _explained(error: Exception) -> ExportError:
 
 
 def run_onnx(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run an ONNX file by onnxruntime on a CPU."""
+    """Run an ONNX file by onnxruntime on a CPU.
+
+    Arguments:
+        path: The file.
+        inputs: An array for each input.
+
+    Returns:
+        An array for each output.
+
+    >>> import os, tempfile
+    >>> from aevb import zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = zoo.fa(x=3, z=2).export("onnx", out=os.path.join(folder, "encoder.onnx"))
+    ...     run_onnx(file.path, {"x": np.zeros((5, 3), np.float32)})["z.mean"].shape
+    (5, 2)
+    """
     onnxruntime = _need("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = torch.get_num_threads()
@@ -103,7 +118,23 @@ def run_onnx(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def run_torch(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run a ``.pt2`` file."""
+    """Run a ``.pt2`` file of ``torch.export``.
+
+    Arguments:
+        path: The file.
+        inputs: An array for each input.
+
+    Returns:
+        An array for each output.
+
+    >>> import os, tempfile
+    >>> from aevb import zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = zoo.fa(x=3, z=2).export("torch", out=os.path.join(folder, "encoder.pt2"))
+    ...     found = run_torch(file.path, {"x": np.zeros((5, 3), np.float32)})
+    ...     found["z.mean"].shape, read_metadata(file.path)["what"]
+    ((5, 2), 'encoder')
+    """
     with quiet():
         program = torch.export.load(path)
     tensors = {name: torch.as_tensor(value) for name, value in inputs.items()}
@@ -113,7 +144,19 @@ def run_torch(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """Read the metadata that an export wrote into a file."""
+    """Return the metadata that an export wrote into a file.
+
+    ``path`` is the file. The declaration, the inputs with their axes, and the meaning of the
+    outputs are among them.
+
+    >>> import os, tempfile
+    >>> from aevb import zoo
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = zoo.fa(x=3, z=2).export("torch", out=os.path.join(folder, "encoder.pt2"))
+    ...     found = read_metadata(file.path)
+    >>> found["what"], found["inputs"]
+    ('encoder', [{'name': 'x', 'kind': 'data', 'axes': ['batch', 3], 'missing': 'NaN'}])
+    """
     if Path(path).suffix == ".onnx":
         onnx = _need("onnx")
         properties = onnx.load(str(path), load_external_data=False).metadata_props

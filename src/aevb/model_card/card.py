@@ -25,14 +25,28 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card of a run as Markdown. A notebook shows it, and :meth:`save` writes it."""
+    """The card of a run as Markdown. A notebook shows it, and :meth:`save` writes it.
+
+    Attributes:
+        name: The name of the run.
+        text: The Markdown, with the front matter that hubs read.
+        problems: What could not be computed, in sentences.
+
+    >>> import os, tempfile
+    >>> card = ModelCard("run", "---\\nlicense: mit\\n---\\n# A factor model\\n")
+    >>> card
+    ModelCard of run; card.save('README.md') writes it
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     card.save(os.path.join(folder, "README.md")).name
+    'README.md'
+    """
 
     name: str
     text: str
     problems: tuple[str, ...] = ()  # what could not be computed
 
     def save(self, path: str | Path) -> Path:
-        """Write the card, such as README.md, and return its path."""
+        """Write the card into the Markdown file ``path``, and return the path."""
         out = Path(path)
         if out.suffix.lower() != ".md":
             raise ValueError(f"{out} is no Markdown file. Name one, e.g. card.save('README.md').")
