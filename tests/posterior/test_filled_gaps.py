@@ -158,8 +158,6 @@ def test_other_methods_refuse_gaps_with_the_reason(gappy):
     for method in ("ais", AIS()):
         with pytest.raises(ValueError, match="annealed importance sampling has no chains for them"):
             model.log_evidence(x=x, method=method)
-    with pytest.raises(ValueError, match="x has missing entries but p reads it"):
-        model.gap(x=x)
     state = build(
         {
             "h[t] | h[t-1], x[t-1], z[t-1]": LSTM(3),
