@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -590,8 +591,8 @@ class Model(DeclaredModel):
         (torch.Size([1, 12, 1]), torch.Size([500, 1, 12, 1]), 'exact')
         """
         past, lengths, index = frames_in_arrays(self.graph, past, lengths)
-        if isinstance(given, Mapping) and isinstance(steps, int) and steps > 0:
-            given = future_in_arrays(index, given, steps, self.graph, "given: ")
+        if isinstance(given, Mapping) and isinstance(steps, Integral) and steps > 0:
+            given = future_in_arrays(index, given, int(steps), self.graph, "given: ")
         found = forecast_of(
             self,
             self.teaching,

@@ -267,6 +267,14 @@ def test_the_future_of_given_variables_comes_from_a_file(place, monkeypatch, cap
     assert "the future of u is missing in row 0" in said(
         "id,year,u", [(3, 1998, ""), (3, 1999, 1), (7, 1996, 3), (7, 1997, 4)]
     )
+    marked = [(3, 1998, -9), (3, 1999, 1), (7, 1996, 3), (7, 1997, 4)]
+    write(place / "bad.csv", "id,year,u", marked)
+    assert "the future of u is missing in row 0" in mistake(
+        monkeypatch, capsys, *command, "--given", "bad.csv", "--missing", -9
+    )
+    assert "is the file that the data are read from" in mistake(
+        monkeypatch, capsys, *command[:-1], "next.csv", "--given", "next.csv"
+    )
     nothing = mistake(monkeypatch, capsys, *command)
     assert (
         "p is conditioned on u[t], so a forecast needs its future: --given FILE, a table with the "

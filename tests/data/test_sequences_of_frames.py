@@ -403,3 +403,103 @@ def test_a_selection_of_columns_that_are_not_there():
         sequences(DAYS)["z"]
     assert list(sequences(FRAME)) == ["a", "b", "u"]
     assert isinstance(sequences(FRAME)["a"], aevb.Sequences)
+
+
+def given_future(index, future, steps=2, model=MODEL):
+    """Forecast after an index with u = 0, 1, 2, … and return the values of u that it read."""
+    x, u = pd.DataFrame(0.0, index, ["a", "b"]), pd.Series(np.arange(float(len(index))), index)
+    found = model.forecast(steps=steps, x=x, u=u, given={"u": future}, samples=1, seed=0)
+    rows = future.to_numpy().reshape(-1)
+    for start in range(len(rows) - steps + 1):
+        given = {"u": rows[None, start : start + steps, None]}
+        arrays = {"x": x.to_numpy()[None], "u": u.to_numpy()[None, :, None]}
+        plain = model.forecast(steps=steps, **arrays, given=given, samples=1, seed=0)
+        if torch.equal(plain.mean["x"], found.mean["x"]):
+            return rows[start : start + steps].tolist()
+    return None
+
+
+def test_a_future_is_found_by_rounded_times_and_across_zones():
+    every = pd.Index(np.round(1949 + np.arange(30) / 12, 3))
+    later = pd.Series(np.arange(6.0), every[24:])
+    assert given_future(every[:24], later) == [0, 1]
+    with pytest.raises(ValueError, match=r"lacks the step 1951\.0"):
+        given_future(every[:24], later[1:])
+
+    hours = pd.date_range("2024-05-01", periods=30, freq="h", tz="Europe/Oslo")
+    later = pd.Series(np.arange(30.0), hours)
+    assert given_future(hours[:24], later) == [24, 25]
+    assert given_future(hours[:24], later.tz_convert("America/New_York")) == [24, 25]
+    assert given_future(hours[:24], later[24:25], steps=1) == [24]  # one line shows no spacing
+    assert given_future(hours[:24], later[24:26], steps=np.int64(2)) == [24, 25]
+    days = pd.date_range("2024-03-20", periods=30, tz="Europe/Oslo")
+    assert given_future(days[:24], pd.Series(np.arange(30.0), days)) == [24, 25]
+    for past, future, words in (
+        (hours, later.tz_localize(None), "the past has one, the future has none"),
+        (hours.tz_localize(None), later, "the future has one, the past has none"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            given_future(past[:24], future)
+    with pytest.raises(ValueError, match="lacks the step 24"):
+        given_future(pd.RangeIndex(24), pd.Series([1.0, 2.0], [26, 27]), steps=np.int64(2))
+
+
+def test_days_that_are_even_in_utc_only():
+    days = pd.date_range("2024-03-20", periods=22, tz="UTC").tz_convert("Europe/Oslo")
+    found = WALK.forecast(steps=2, x=pd.Series(0.0, days[:20]), samples=1, seed=0).frame()
+    pd.testing.assert_index_equal(found.index, days[20:], check_exact=True, check_freq=False)
+    uneven = days.delete(3) + pd.to_timedelta([0] * 20 + [5], unit="h")
+    with pytest.raises(ValueError, match="not evenly spaced"):
+        sequences(pd.Series(0.0, uneven))
+
+
+def test_a_sequence_of_one_step_has_the_calendar_of_the_others():
+    def ahead(dates, alone):
+        frame = pd.DataFrame({"id": ["a"] * len(dates) + ["b"], "date": [*dates, alone], "x": 0.0})
+        data = sequences(frame)["x"]
+        return WALK.forecast(steps=1, x=data, samples=1, seed=0).frame().index[1][1]
+
+    ends = pd.date_range("2024-01-31", periods=4, freq="ME")
+    assert ahead(ends, pd.Timestamp("2024-02-29")) == pd.Timestamp("2024-03-31")
+    starts = pd.date_range("2024-01-01", periods=4, freq="MS")
+    for dates, alone in ((ends, "2024-01-15"), (starts, "2024-01-31")):
+        with pytest.raises(ValueError, match="not evenly spaced"):
+            ahead(dates, pd.Timestamp(alone))
+    with pytest.raises(ValueError, match="have 2 holes"):  # days, because b is on a Saturday
+        ahead(pd.bdate_range("2024-01-03", periods=10), pd.Timestamp("2024-01-06"))
+
+
+def test_a_frame_of_constants_is_found_by_its_ids():
+    model = Model(
+        {"l[t] | l[t-1], c": Normal(1, scale="learned"), "x[t] | l[t]": Normal(1)},
+        {"l[t] | x[t]": Normal()},
+        given={"c": 1},
+    ).double()
+    x = sequences(LONG[::-1].sort_values("year", kind="stable"), id="country")["a"]
+    assert x.index.ids.tolist() == ["se", "no"]
+    c = pd.DataFrame({"c": [1.0, 2.0, 3.0]}, pd.Index(["fi", "no", "se"], name="country"))
+    expected = model.prepare(x=x, c=np.array([[3.0], [2.0]]))["c"]
+    assert torch.equal(model.prepare(x=x, c=c)["c"], expected)
+    assert torch.equal(model.prepare(x=x, c=c["c"])["c"], expected)
+    plain = pd.DataFrame({"c": [3.0, 2.0]})
+    assert torch.equal(model.prepare(x=x, c=plain)["c"], expected)
+    for wrong, words in ((c[:2], "has none for se"), (c.iloc[[1, 1, 2]], "has several for one")):
+        with pytest.raises(ValueError, match=words):
+            model.prepare(x=x, c=wrong)
+
+
+def test_dates_and_ids_keep_their_types():
+    days = pd.date_range("2024-01-01", periods=3).date
+    frame = pl.DataFrame({"id": [1, 1, 1, 2, 2, 2], "date": [*days] * 2, "x": 0.0})
+    frame = frame.with_columns(pl.col("id").cast(pl.Int32))
+    for table in (frame, frame.to_arrow()):
+        data = sequences(table)["x"]
+        for found in (
+            WALK.smooth(x=data, method="particles", seed=0).frame(),
+            WALK.forecast(steps=2, x=data, samples=1, method="particles", seed=0).frame(),
+        ):
+            found = found if isinstance(found, pl.DataFrame) else pl.from_arrow(found)
+            assert found.schema["id"] == pl.Int32
+            assert found.schema["date"] == pl.Date
+    arrow = pd.Series(0.0, pd.Index(pd.array(days, "timestamp[us][pyarrow]")))
+    assert sequences(arrow).index.spacing.unit == "microsecond"

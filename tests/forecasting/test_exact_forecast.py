@@ -324,3 +324,37 @@ def test_joint_draws_of_classes_follow_the_exact_density():
         exact = forecast.log_prob(x=torch.tensor([[a, b], [a, b]])).exp()
         share = ((drawn[..., 0] == a) & (drawn[..., 1] == b)).double().mean(0)
         assert ((share - exact).abs() < 4.5 * (exact * (1 - exact) / n).sqrt()).all()
+
+
+@pytest.mark.parametrize("family", [Normal, OneHot])
+def test_a_first_step_with_a_rule_of_its_own_changes_no_later_step(family):
+    """x[0] says nothing about the state, so it is as if it were missing under the usual rule."""
+    own = Normal(2, scale=5.0) if family is Normal else OneHot(2, learned=True)
+    chain = {"s[0]": OneHot(3, learned=True), "s[t] | s[t-1]": OneHot(3), "x[t] | s[t]": family(2)}
+    torch.manual_seed(0)
+    usual, first = (
+        Model(p, {"s[t] | x[t]": OneHot()}).double() for p in (chain, chain | {"x[0]": own})
+    )
+    with torch.no_grad():
+        for parameter in usual.parameters():
+            parameter.normal_(0, 1)
+    first.load_state_dict(usual.state_dict(), strict=False)
+    x = np.random.default_rng(0).normal(size=(2, 6, 2))
+    x = np.eye(2)[(x[..., 0] > 0).astype(int)] if family is OneHot else x
+    without = x.copy()
+    without[:, 0] = np.nan
+    for lengths in ([6, 6], [6, 2]):
+        found = first.forecast(steps=3, x=x, lengths=lengths, samples=1, seed=0)
+        expected = usual.forecast(steps=3, x=without, lengths=lengths, samples=1, seed=0)
+        assert found.method == "exact"
+        close(found.mean["x"], expected.mean["x"])
+        close(found.sd["x"], expected.sd["x"])
+    x[0, 0] = x[0, 3] = without[0, 3] = np.nan
+    filled, expected = (
+        model.impute(x=value, samples=1, seed=0) for model, value in ((first, x), (usual, without))
+    )
+    close(filled.mean["x"][0, 3], expected.mean["x"][0, 3])
+    close(filled.sd["x"][0, 3], expected.sd["x"][0, 3])
+    if family is Normal:
+        close(filled.mean["x"][0, 0], [0, 0])
+        close(filled.sd["x"][0, 0], [5, 5])

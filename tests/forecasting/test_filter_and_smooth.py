@@ -18,6 +18,7 @@ from series_models import (
     series,
 )
 
+from aevb import GRU, Model, Normal
 from aevb.evidence.structure import NotExactError, Structure
 
 SERIES = {"level": local_level, "trend": local_trend, "autoregression": autoregression}
@@ -233,3 +234,25 @@ def test_a_precise_series_keeps_its_digits():
     close(beliefs.mean["z"][0, 1], mean, rtol=1e-6)
     first = math.hypot(1e-3, float(beliefs.sd["z"][0, 1]))
     assert float(beliefs.sd["z"][0, 0]) == pytest.approx(first, rel=1e-4)
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_constant_latent_with_several_axes_is_repeated_on_each_line(steps):
+    model = Model(
+        {"c": Normal((2, 3)), "x[t] | c": Normal(1, scale="learned")},
+        {"b[t] | b[t-1], x[t]": GRU(4), "c | b[T]": Normal()},
+    ).double()
+    beliefs = model.smooth(x=np.ones((2, steps, 1)), method="q", seed=0)
+    frame = beliefs.frame()
+    assert list(frame)[:6] == [f"c{i}_mean" for i in range(6)]
+    expected = beliefs.mean["c"].reshape(2, 1, 6).expand(2, steps, 6).reshape(2 * steps, 6)
+    np.testing.assert_array_equal(frame.iloc[:, :6], expected)
+    assert "step" not in repr(beliefs).split("\n")[1]
+
+
+def test_particles_need_an_unknown_latent():
+    model, _ = local_level()
+    x = np.ones((2, 5, 1))
+    for what in (model.filter, model.smooth):
+        with pytest.raises(ValueError, match=r"the data hold all of them \(z\). Leave out those"):
+            what(x=x, z=x, method="particles")

@@ -390,3 +390,11 @@ def test_labels_known_in_the_past_stay():
         for seed in range(RUNS)
     ]
     agree(found, exact.mean["x"], 0.005)
+
+
+def test_one_draw_has_the_spread_of_p():
+    """With one draw of the latents, the moments are those of p given that draw."""
+    model, _ = local_level(noise=2.0)
+    for method in ("particles", "q"):
+        found = model.forecast(steps=3, x=series()[None], samples=1, method=method, seed=0)
+        close(found.sd["x"], torch.full((1, 3, 1), 2.0))

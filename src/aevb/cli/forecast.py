@@ -81,6 +81,9 @@ def forecast(
         check_kind(plot)
     model, loaded = _open(run, one_file(file, data), missing, samples, seed, out, plot)
     check_continuable(model.graph)
+    for place in (out, plot):
+        if place is not None and given is not None:
+            refuse_input(place, str(given))
     rows, parts = batches(model, without_latents(model, loaded.train.data)), []
     pasts = [Past(model, batch, steps, {}) for batch in rows]
     every = np.concatenate([past.lengths.cpu().numpy() for past in pasts])

@@ -74,6 +74,8 @@ def _table(
     timed: list[str],
     needed: list[str],
 ) -> dict[str, Any]:
+    import numpy as np
+
     from aevb.data.frames import read_frame
     from aevb.data.sequences import future_in_arrays, sequences
 
@@ -109,7 +111,12 @@ def _table(
         time=None if lines is None else lines.keys.step,
     )
     data = {name: read[cells] for name, cells in there.items()}
-    return future_in_arrays(index, data, steps, model.graph, "")
+    found = future_in_arrays(index, data, steps, model.graph, "")
+    marks = [mark for mark in loaded.recipe.missing or () if not isinstance(mark, str)]
+    return {
+        name: np.where(np.isin(value, marks), np.nan, value) if marks else value
+        for name, value in found.items()
+    }
 
 
 def _columns(model: Model, loaded: Loaded, names: list[str]) -> list[str]:

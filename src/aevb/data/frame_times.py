@@ -128,7 +128,7 @@ def _key(word: str, values: Any, library: str) -> Key:
     if kind.is_numeric():
         return Key(name, _numbers(name, values.to_numpy()))
     if kind == nw.Date:
-        return Key(name, values.to_numpy().astype("datetime64[us]"), Clock("date"))
+        return Key(name, values.to_numpy().astype("datetime64[us]"), Clock("date", days=True))
     if kind == nw.Datetime:
         zone = kind.time_zone
         wall = values if zone is None else values.dt.replace_time_zone(None)
@@ -152,6 +152,8 @@ def _of_pandas(word: str, values: Any) -> Key:
     _refuse_missing(word, name, values.isna())
     if word == "id":
         return Key(name, values.to_numpy())
+    if isinstance(values.dtype, pd.ArrowDtype) and values.dtype.kind == "M":
+        values = pd.DatetimeIndex(values)
     if isinstance(values, pd.PeriodIndex):
         return Key(name, values.asi8, Clock("period", frequency=values.freqstr))
     if isinstance(values, pd.DatetimeIndex):
@@ -226,26 +228,51 @@ def index_of(
             library, ids, known, spacing, Clock("number"), id_name, places=order, levels=levels
         )
         return index, lines, order
-    values, clock = times.values, times.clock
-    wall = np.split(values[order], starts[1:])
-    if times.utc is not None and _hourly(wall):  # a clock repeats and skips hours, UTC does not
-        values, clock = times.utc, replace(clock, utc=True)
-    known = np.split(values[order], starts[1:])
-    empty = SequenceIndex(
-        library, ids, known, None, clock, id_name, times.name, order, levels=levels
-    )
-    _check_order(empty, rows is not None)
-    try:
-        spacing, positions = spacing_of(known)
-    except UnevenError as error:
-        raise ValueError(_uneven(empty, str(error))) from None
-    index = replace(empty, spacing=spacing)
+    index, positions = _spaced(
+        [
+            SequenceIndex(
+                library, ids, known, None, clock, id_name, times.name, order, levels=levels,
+                other_clock=other,
+            )
+            for known, clock, other in _clocks(times, order, starts)
+        ],
+        by_id=rows is not None,
+    )  # fmt: skip
     holes = [np.diff(row) > 1 for row in positions]
     if not any(hole.any() for hole in holes):
         return index, lines, order
     if not fill:
         raise ValueError(_hole(index, holes))
     return _filled(index, lines, positions, count)
+
+
+def _clocks(
+    times: Key, order: np.ndarray, starts: np.ndarray
+) -> list[tuple[list[np.ndarray], Clock, list[np.ndarray] | None]]:
+    """Return the clocks that may space the steps evenly: times by sequence, on each and the other.
+
+    A clock of a zone repeats and skips hours, UTC does not. Days may be even on either.
+    """
+    wall = np.split(times.values[order], starts[1:])
+    if times.utc is None:
+        return [(wall, times.clock, None)]
+    utc = np.split(times.utc[order], starts[1:])
+    in_utc = (utc, replace(times.clock, utc=True), wall)
+    return [in_utc] if _hourly(wall) else [(wall, times.clock, utc), in_utc]
+
+
+def _spaced(choices: list[SequenceIndex], *, by_id: bool) -> tuple[SequenceIndex, list[np.ndarray]]:
+    """Return the first index whose times are even, and the positions of its times in steps."""
+    uneven = ""
+    for index in choices:
+        _check_order(index, by_id)
+        try:
+            spacing, positions = spacing_of(index.times)
+        except UnevenError as error:
+            uneven = uneven or _uneven(index, str(error))
+        else:
+            return replace(index, spacing=spacing), positions
+    raise ValueError(uneven)
 
 
 def _hourly(rows: list[np.ndarray]) -> bool:
@@ -330,4 +357,4 @@ def _filled(
         every = index.spacing.after(known[0], np.arange(len(whole)))
         every[row] = known
         times.append(every)
-    return replace(index, times=times, places=None), lines, np.concatenate(filled)
+    return replace(index, times=times, places=None, other_clock=None), lines, np.concatenate(filled)

@@ -26,6 +26,7 @@ class Clock:
     zone: str | None = None
     utc: bool = False  # whether the times inside are those of UTC, not of clocks of the zone
     frequency: Any = None  # of periods
+    days: bool = False  # whether dates have no time of day
 
     def written(self, library: str, times: np.ndarray) -> Any:
         """Return times as a column of the library (for pandas, an index)."""
@@ -51,7 +52,7 @@ class Clock:
             else:
                 zoned = series.dt.replace_time_zone(self.zone)
             return zoned.to_native()
-        return times
+        return times.astype("datetime64[D]") if self.days else times
 
     def text(self, time: Any) -> str:
         """Write one time for a message."""
@@ -86,6 +87,8 @@ class SequenceIndex:
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # The names of the levels of an index of pandas: of ids and times.
     levels: tuple[Any, Any] = (ROW, STEP)
+    # Times with a zone on the other clock: UTC if ``times`` are those of the zone, or the reverse.
+    other_clock: list[np.ndarray] | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -139,7 +142,7 @@ class SequenceIndex:
 
             index = None if self.ids is None else pd.Index(self.ids, name=self.levels[0])
             return pd.DataFrame(dict(columns), index=index)
-        ids = {} if self.ids is None else {self.id_name: self.ids.tolist()}
+        ids = {} if self.ids is None else {self.id_name: _column(self.ids)}
         return _native(self.library, {**ids, **columns})
 
     def _ids(self, lengths: list[int]) -> np.ndarray | None:
@@ -163,7 +166,7 @@ class SequenceIndex:
             if ids is not None:
                 index = pd.MultiIndex.from_arrays([ids, index], names=self.levels)
             return pd.DataFrame(columns, index=index)
-        keys = {} if ids is None else {self.id_name: ids.tolist()}
+        keys = {} if ids is None else {self.id_name: _column(ids)}
         return _native(self.library, {**keys, self.time_name: written, **columns})
 
 
@@ -189,6 +192,11 @@ def entry_names(index: SequenceIndex, name: str, size: int) -> Sequence[str]:
 
 def _joined(value: np.ndarray, lengths: list[int]) -> np.ndarray:
     return np.concatenate([row[:length] for row, length in zip(value, lengths, strict=True)])
+
+
+def _column(ids: np.ndarray) -> Any:
+    """Return ids as a column: numbers keep their type."""
+    return ids if ids.dtype.kind in "iu" else ids.tolist()
 
 
 def _native(library: str, columns: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
-from aevb.data.long_tables import Lines
+from aevb.data.long_tables import ROUNDED, Lines
 from aevb.data.sequence_index import SequenceIndex
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
@@ -203,13 +203,15 @@ def frames_in_arrays(
     found: dict[str, Any] = dict(data)
     index: SequenceIndex | None = None
     columns: dict[str, Sequence[str]] = {}
+    constants: dict[str, Any] = {}
     if not any(graph.timed.get(name, False) for name in data):
         return found, lengths, None
     for name, value in data.items():
         if name not in graph.shapes or not is_frame(value):
             continue
         if not graph.timed[name] and not isinstance(value, Sequences):
-            continue  # one line per sequence, as in an array
+            constants[name] = value
+            continue
         try:
             read = value if isinstance(value, Sequences) else _read(value, graph)
         except ValueError as error:
@@ -221,6 +223,7 @@ def frames_in_arrays(
         columns[name] = read.names
     if index is None:
         return found, lengths, None
+    found |= {name: _by_id(index, name, value) for name, value in constants.items()}
     if lengths is not None:
         raise ValueError(
             f"{next(iter(columns))} is a frame, whose index says how long its sequences are. Leave "
@@ -278,17 +281,29 @@ def _at(
         if index.ids[row] not in ids:
             raise ValueError(f"{what} lacks the {index.id_name} {index.ids[row]}.")
         where = ids.index(index.ids[row])
-    there = other.times[where]
+    clock = other.times
+    if other.clock.utc != index.clock.utc and other.other_clock is not None:
+        clock = other.other_clock
+    there = clock[where]
     if there.dtype.kind != times.dtype.kind and "M" in there.dtype.kind + times.dtype.kind:
         raise ValueError(
             f"{what} has the times {other.span(where)}, those of the past are {index.span(row)}. "
             f"Give both the same kind of index."
         )
-    close = 0 if times.dtype.kind == "M" else 1e-6 * abs(float(times[-1] - times[0]) + 1)
+    if (index.clock.zone is None) != (other.clock.zone is None):
+        aware, naive = ("past", "future") if other.clock.zone is None else ("future", "past")
+        raise ValueError(
+            f"{what} and the past must both have a time zone, or none: the {aware} has one, the "
+            f"{naive} has none. Convert one of them, e.g. frame.tz_localize(…)."
+        )
     at = np.clip(np.searchsorted(there, times), 0, len(there) - 1)
     before = np.maximum(at - 1, 0)
     at = np.where(np.abs(there[before] - times) < np.abs(there[at] - times), before, at)
-    wrong = np.abs(there[at] - times) > np.asarray(close).astype((there[at] - times).dtype)
+    away = np.abs(there[at] - times)
+    # Numbers may be rounded, such as months written in years.
+    assert index.spacing is not None
+    limit = ROUNDED * index.spacing.size if away.dtype.kind == "f" else away.dtype.type(0)
+    wrong = away > limit
     if wrong.any():
         raise ValueError(
             f"{what} lacks the {index.time_name} {index.clock.text(times[wrong.argmax()])}"
@@ -296,6 +311,30 @@ def _at(
             f"{index.clock.text(times[-1])}, these lines from {other.span(where)}."
         )
     return np.asarray(values[where])[at]
+
+
+def _by_id(index: SequenceIndex, name: str, frame: Any) -> Any:
+    """Return a frame with one line per sequence in the order of the sequences.
+
+    An index of pandas holds their ids; without one, the lines are in order, as in an array.
+    """
+    if index.ids is None or not hasattr(frame, "index"):
+        return frame
+    import pandas as pd  # type: ignore[import-untyped]
+
+    known = frame.index
+    if known.name is None and known.equals(pd.RangeIndex(len(known))):
+        return frame
+    twice = not known.is_unique
+    places = None if twice else known.get_indexer(index.ids)
+    if places is None or (places < 0).any():
+        what = "several for one" if places is None else f"none for {index.ids[places.argmin()]}"
+        raise ValueError(
+            f"{name} has no time, so its frame needs one line for each {index.id_name}, but its "
+            f"index has {what}. Index it by {index.id_name}, or pass {name}.to_numpy() if its "
+            f"lines are in the order of the sequences."
+        )
+    return frame.iloc[places]
 
 
 def _same(first: SequenceIndex, other: SequenceIndex, a: str, b: str) -> None:

@@ -81,7 +81,7 @@ def spacing_of(rows: list[np.ndarray]) -> tuple[Spacing | None, list[np.ndarray]
         return None, [np.zeros(len(row), np.int64) for row in rows]
     if inner[0].dtype.kind != "M":
         return _numbers(rows)
-    for unit, at_end, count in _calendars(inner):
+    for unit, at_end, count in _calendars(rows):
         counted = [np.diff(count(row)) for row in inner]
         size = min(int(each.min()) for each in counted)
         if size > 0 and all((each % size == 0).all() for each in counted):
@@ -121,7 +121,8 @@ def _calendars(
         if ends or ((dates == dates[0]).all() and dates[0] < 28):
             yield "month", ends, _months
         # Daily data without a weekend, although they cross one.
-        between = [(np.diff(row.astype("datetime64[D]").astype(int)), row) for row in rows]
+        longer = [row for row in rows if len(row) > 1]
+        between = [(np.diff(row.astype("datetime64[D]").astype(int)), row) for row in longer]
         if (
             np.is_busday(days).all()
             and min(int(each.min()) for each, _ in between) == 1

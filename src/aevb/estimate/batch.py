@@ -345,7 +345,7 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
     It names the first such entry, its place, and the fix.
     """
     if not array.shape and array.dtype == object:
-        known = {"toarray": "toarray()", "pixels": "pixels"}
+        known = {"toarray": "toarray()", "pixels": "pixels", "collect": "collect()"}
         fix = next(
             (f" Pass {name}.{fix}." for word, fix in known.items() if hasattr(value, word)), ""
         )

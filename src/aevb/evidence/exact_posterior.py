@@ -180,18 +180,9 @@ class Unknowns:
 
         Missing entries are conditioned on the known ones and on each value of the discrete latents.
         """
-        program, value, present = tables.program, tables.batch[name], tables.batch[mask_of(name)]
-
-        def at(region: str) -> Tensor:
-            spec, dist = program.distribution("p", name, region)
-            here = program.select(present.to(value.dtype), region) > 0
-            dist = spec.given_known(dist, program.select(value, region), here)
-            return torch.stack([dist.mean, dist.variance])
-
-        both = program.piecewise(name, "p", at).double()
         mean, variance = (
             part.expand(torch.broadcast_shapes(part.shape, (*weight.shape[:-1], 1)))
-            for part in both.unbind(0)
+            for part in moments_given_known(tables, name)
         )
         weight = weight.squeeze(-1).expand(mean.shape[:-1])
         return Components(
@@ -347,6 +338,25 @@ def _normalised(weight: Tensor) -> Tensor:
     """Normalise weights to sum to one; uniform weights at padded steps."""
     total = weight.sum(-1, keepdim=True)
     return torch.where(total > 0, weight / total, 1 / weight.shape[-1])
+
+
+def moments_given_known(tables: Tables, name: str) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of p's factor of a variable given its known entries.
+
+    They are [axes of discrete latents, T or 1, N, d] in float64.
+    """
+    program, value, present = tables.program, tables.batch[name], tables.batch[mask_of(name)]
+
+    def at(region: str) -> Tensor:
+        spec, dist = program.distribution("p", name, region)
+        here = program.select(present.to(value.dtype), region) > 0
+        dist = spec.given_known(dist, program.select(value, region), here)
+        # Side by side on the last axis: rules of different regions read different latents, so they
+        # have different leading axes.
+        return torch.cat([dist.mean, dist.variance], -1)
+
+    mean, variance = program.piecewise(name, "p", at).double().chunk(2, -1)
+    return mean, variance
 
 
 def table_of(model: DeclaredModel, name: str) -> Tensor:

@@ -23,7 +23,13 @@ from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of
 from aevb.evidence.chain_marginals import by_chain
 from aevb.evidence.exact import AT_ONCE, Term, discrete_terms, integral_term
-from aevb.evidence.exact_posterior import Components, Marginals, of_values, table_of
+from aevb.evidence.exact_posterior import (
+    Components,
+    Marginals,
+    moments_given_known,
+    of_values,
+    table_of,
+)
 from aevb.evidence.filtering import Filter
 from aevb.evidence.finite import Tables
 from aevb.evidence.forward import Paths
@@ -289,22 +295,10 @@ class _Rows:
 
     def _observed(self, name: str) -> Components:
         """Return the moments of an observed variable that reads no Gaussian unknown."""
-        program, value, present = (
-            self.tables.program,
-            self.tables.batch[name],
-            self.tables.batch[mask_of(name)],
-        )
-
-        def at(region: str) -> Tensor:
-            spec, dist = program.distribution("p", name, region)
-            here = program.select(present.to(value.dtype), region) > 0
-            dist = spec.given_known(dist, program.select(value, region), here)
-            return torch.stack([dist.mean, dist.variance])
-
         weight = self._weight(self.structure.axes[name])
-        both = program.piecewise(name, "p", at).double()
         mean, variance = (
-            part.expand(torch.broadcast_shapes(part.shape, weight.shape)) for part in both.unbind(0)
+            part.expand(torch.broadcast_shapes(part.shape, weight.shape))
+            for part in moments_given_known(self.tables, name)
         )
         weight = weight.squeeze(-1).expand(mean.shape[:-1])
         return Components(_rows_first(weight, 0), _rows_first(mean, 1), _rows_first(variance, 1))

@@ -58,6 +58,11 @@ class Beliefs:
     notes: tuple[str, ...] = ()  # reasons not to trust the numbers
     _posterior: Posterior | None = None
     index: SequenceIndex | None = None  # of the frame of the data
+    _constant: frozenset[str] = frozenset()  # the latents with one belief per row
+
+    def _by_step(self, name: str) -> bool:
+        """Return whether a latent has a belief for each step, not one per row."""
+        return name not in self._constant
 
     def frame(self) -> Any:
         """Return a frame with one line per step of the data, in their index.
@@ -83,7 +88,7 @@ class Beliefs:
                 probs = self.probs[name]
                 kinds = {f"p{i}": probs[..., i, None] for i in range(probs.shape[-1])}
             for kind, value in kinds.items():
-                timed = value.dim() > 2
+                timed = self._by_step(name)
                 flat = value.reshape(*value.shape[: 1 + timed], -1).cpu().numpy()
                 if not timed:
                     flat = flat[:, None].repeat(max(lengths), 1)
@@ -114,8 +119,8 @@ class Beliefs:
             f"Beliefs about {', '.join(self.mean) or 'nothing'} at each step given {given}, "
             f"{rows} ({how}{f': {self.why}' if self.why else ''})"
         ]
-        for name, mean in self.mean.items():
-            timed = mean.dim() > 2 or (name in self.probs and self.probs[name].dim() > 2)
+        for name in self.mean:
+            timed = self._by_step(name)
             for row in range(min(n, SHOWN)):
                 last = int(self.lengths[row]) - 1
                 parts = [
@@ -141,12 +146,14 @@ class Beliefs:
 
 def beliefs_of(posterior: Posterior, *, filtered: bool, samples: int = 0) -> Beliefs:
     """Return the moments of a posterior's marginals, with NaN beyond the end of each row."""
-    graph, mean, sd, probs = posterior.graph, {}, {}, {}
+    graph, mean, sd, probs, constant = posterior.graph, {}, {}, {}, set()
     real = real_steps(posterior.batch)
     inside = None if real is None else real.squeeze(-1).T  # [N, T]
     for name in (name for name in graph.latents if name not in posterior.clamped):
         dist = posterior[name]
-        by_step = filtered or graph.timed[name]
+        by_step = dist.mean.dim() > 2  # [N, T, d]; a filter has steps for a static latent, too
+        if not by_step:
+            constant.add(name)
 
         def laid(value: Tensor, by_step: bool = by_step) -> Tensor:
             if inside is None or not by_step:
@@ -169,6 +176,7 @@ def beliefs_of(posterior: Posterior, *, filtered: bool, samples: int = 0) -> Bel
         lengths_of(posterior),
         samples,
         _posterior=posterior,
+        _constant=frozenset(constant),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from aevb.estimate.batch import Batch
+from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.continuation import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.methods import why_not_filtered
@@ -124,6 +124,7 @@ def filter_batch(
     if chosen == "q":
         found_q = Posterior(model, batch, samples=samples, seed=seed, why=why)
         return beliefs_of(found_q, filtered=True, samples=samples)
+    _check_unknown(model, batch)
     return filtered_by_particles(model, batch, samples, seed, why)
 
 
@@ -161,7 +162,18 @@ def smooth_batch(
     if chosen == "q":
         found = Posterior(model, batch, samples=samples, seed=seed, why=why)
         return beliefs_of(found, filtered=False, samples=samples)
+    _check_unknown(model, batch)
     return smoothed_by_particles(model, batch, samples, seed, why)
+
+
+def _check_unknown(model: DeclaredModel, batch: Batch) -> None:
+    """Raise ValueError if the data hold all latents, so that particles would draw none."""
+    latents = model.graph.latents
+    if split_latents(model.graph, batch)[0].issuperset(latents):
+        raise ValueError(
+            f'method="particles" draws the latents, but the data hold all of them '
+            f"({', '.join(latents)}). Leave out those that you want beliefs about."
+        )
 
 
 def check_method(method: str, samples: Any) -> None:

@@ -38,7 +38,7 @@ class Continued:
         Averaging p's means and variances has less noise than averaging draws (Rao–Blackwell).
         """
         exact = not bool(self.mean.isnan().any() or self.variance.isnan().any())
-        if exact and len(self.mean) > 1:
+        if exact:
             spread = self.variance.mean(0) + self.mean.var(0, correction=0)
             return self.mean.mean(0), spread.sqrt()
         return self.draws.mean(0), self.draws.std(0, correction=0)

@@ -269,4 +269,17 @@ def _beliefs(
     lengths = torch.full((n,), steps) if real is None else real.squeeze(-1).sum(0).expand(n)
     notes = degenerate(torch.cat([ess for _, _, ess in found]), count)
     draws = joined([draws for _, draws, _ in found], 1)
-    return Beliefs(mean, sd, probs, filtered, "particles", why, lengths, count, draws, notes)
+    constant = {name for name in mean if not (filtered or model.graph.timed[name])}
+    return Beliefs(
+        mean,
+        sd,
+        probs,
+        filtered,
+        "particles",
+        why,
+        lengths,
+        count,
+        draws,
+        notes,
+        _constant=frozenset(constant),
+    )

@@ -129,7 +129,7 @@ def beliefs_card(beliefs: Any) -> Markup:
         probs = beliefs.probs.get(name)
         if probs is not None:
             values = _numpy(probs)
-        if values.ndim > 2:  # [N, T, …]
+        if beliefs._by_step(name):  # [N, T, …]
             first = values[0].reshape(len(values[0]), -1)
             count = first.shape[1] if probs is not None else 1
             lines += [
