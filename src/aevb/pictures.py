@@ -63,6 +63,8 @@ def _pictures(images: Any) -> np.ndarray:
     found = np.clip(np.nan_to_num(whole.astype(np.float64) / levels, nan=0.5), 0, 1)
     if found.ndim == 4 and found.shape[1] == 1:
         found = found[:, 0]
+    if found.ndim == 4 and found.shape[3] == 1:
+        found = found[..., 0]
     if found.ndim == 4 and found.shape[1] == 3:
         found = found.transpose(0, 2, 3, 1)
     if found.ndim != 3 and (found.ndim != 4 or found.shape[3] != 3):

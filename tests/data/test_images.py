@@ -275,6 +275,7 @@ def test_pictures_of_every_form(tmp_path: Path) -> None:
     both = pixels(rows)
     assert np.array_equal(both[:, -whole.shape[1] :][11:66], whole[11:66])
     assert both.shape[0] == 11 * (2 * 6 + 1)
+    assert np.array_equal(pixels(GREYS[..., None]), pixels(GREYS))
     binary = np.eye(5, 7, dtype=np.uint8)[None]  # numbers, as in data
     assert np.array_equal(pixels(binary), pixels(binary.astype(float)))
     with pytest.raises(ValueError, match=r"got \[9, 35\]. Reshape rows of pixels"):

@@ -224,6 +224,21 @@ def test_a_module_may_change_its_inputs_in_place() -> None:
     assert float(x.min()) < 0
 
 
+def test_a_network_may_return_one_number_per_row() -> None:
+    x = normal(4, 3)
+    values = [
+        Model(
+            p={"z": Normal(1), "x | z": Normal(3, scale=1.0, net=lambda z: z.expand(-1, 3))},
+            q={"z | x": Normal(scale=0.5, net=net)},
+        )
+        .double()
+        .elbo(x=x, seed=0)
+        .value
+        for net in (lambda x: x.sum(-1), lambda x: x.sum(-1, keepdim=True))
+    ]
+    close(*values)
+
+
 # Values -------------------------------------------------------------------------------------------
 
 
@@ -497,6 +512,7 @@ SHARED = nn.Linear(3, 4)
         (SHARED.forward, "forward uses parameters .* Pass the module itself"),
         (nn.Linear(4, 4), r"Linear failed on 3 rows of its parents \(x \[rows, 3\]; one tensor"),
         (lambda x: x.sum(), "one line per row"),
+        (lambda x: x[:, :0], r"float32 of shape \[3, 0\] for 3 rows; it must return numbers"),
         (lambda x: None, "returns a NoneType"),
         (lambda x: F.dropout(x, 0.5), "draws random numbers in every call"),
         (lambda x: (x, x), r"2 tensors of 3 \+ 3 numbers per row; .* here 2 \+ 2"),

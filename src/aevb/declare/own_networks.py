@@ -231,7 +231,7 @@ class Wrapped(nn.Module):
             reads = [value.clone() for value in reads]
         masks = [mask.expand(*lead, mask.shape[-1]).flatten(0, -2) for mask in keep]
         with dropping(masks) if masks else nullcontext():
-            raw = torch.cat([part.flatten(1) for part in _parts(self.call(*reads))], -1)
+            raw = torch.cat([_by_row(part) for part in _parts(self.call(*reads))], -1)
         raw = raw.to(h.dtype)
         if self.heads is not None:
             raw = affine(raw, self.heads.weight, self.heads.bias, full=True)
@@ -295,6 +295,10 @@ class Wrapped(nn.Module):
 
 def _parts(result: Any) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _by_row(part: Tensor) -> Tensor:
+    return part.flatten(1) if part.dim() > 1 else part.unsqueeze(-1)
 
 
 def _features(

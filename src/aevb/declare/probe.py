@@ -139,7 +139,7 @@ def _tensors(name: str, result: Any) -> list[Tensor]:
             f"tuple of tensors, one per raw parameter of the family."
         )
     for part in parts:
-        if part.shape[:1] != (ROWS,) or not part.is_floating_point():
+        if part.shape[:1] != (ROWS,) or not part.is_floating_point() or not part.numel():
             raise ValueError(
                 f"{name} returns {str(part.dtype)[6:]} of shape {list(part.shape)} for {ROWS} "
                 f"rows; it must return numbers of shape [{ROWS}, …], one line per row."
