@@ -63,7 +63,8 @@ def write_model(
             new["model.json"],
             (json.dumps(declaration, indent=2, ensure_ascii=False) + "\n").encode(),
         )
-        save_file(dict(weights), new["weights.safetensors"], metadata=dict(notes))
+        plain = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(plain, new["weights.safetensors"], metadata=dict(notes))
         with new["weights.safetensors"].open("rb") as file:
             os.fsync(file.fileno())
         sync_folder(folder)  # the new files are on the disk before the manifest names them

@@ -71,10 +71,13 @@ def grid(
 def _pictures(images: Any) -> np.ndarray:
     """Images in [0, 1], [N, height, width] or [N, height, width, 3]."""
     whole = images.detach().cpu().numpy() if hasattr(images, "detach") else np.asarray(images)
-    levels = 255 if whole.dtype == np.uint8 else 1
+    # Bytes that are all 0 or 1 are numbers, as in data.
+    levels = 255 if whole.dtype == np.uint8 and whole.max(initial=0) > 1 else 1
     found = np.clip(np.nan_to_num(whole.astype(np.float64) / levels, nan=0.5), 0, 1)
     if found.ndim == 4 and found.shape[1] == 1:
         found = found[:, 0]
+    if found.ndim == 4 and found.shape[3] == 1:
+        found = found[..., 0]
     if found.ndim == 4 and found.shape[1] == 3:
         found = found.transpose(0, 2, 3, 1)
     if found.ndim != 3 and (found.ndim != 4 or found.shape[3] != 3):

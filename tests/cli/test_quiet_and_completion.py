@@ -122,6 +122,8 @@ def folder(tmp_path, monkeypatch):
         (["train", "vae", "--schedule", "a"], ["alternate"]),
         (["train", "vae", "--device", "c"], ["cpu", "cuda"]),
         (["train", "vae", "--prepare", "b"], ["binarise"]),
+        (["train", "vae", "--size", ""], []),
+        (["train", "vae", "--track", "t"], ["tensorboard", "trackio"]),
     ],
 )
 def test_the_shell_completes(typed, expected, folder, monkeypatch, capsys):

@@ -240,6 +240,22 @@ def test_only_images_can_be_read_by_convolutions() -> None:
         assert model.elbo(x=GREYS, **given).value.isfinite().all()
 
 
+def test_pixels_are_known_by_images_of_the_whole_array() -> None:
+    x = np.zeros((3000, 5, 7), np.uint8)
+    x[1500:] = GREYS[0]
+    assert float(small((1, 5, 7)).prepare(x=x)["x"].max()) < 1
+
+
+def test_convolutions_read_counts_on_a_log_scale() -> None:
+    x = torch.arange(64.0).reshape(1, 64) * 100
+    nets = [conv(3, log=log).build({"x": (1, 8, 8)}, [2], (2,), ()) for log in (False, True)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    assert torch.equal(nets[1].first({"x": x}), nets[0].first({"x": x.asinh()}))
+    model = zoo["gmvae"]((1, 8, 8), 2, 3, net="conv", hidden=(6,), likelihood="Poisson")
+    assert all(factor.net.log for name, factor in model.factors.items() if name[:4] in ("q(y|",))
+    assert "conv(32, 64, hidden=6, init='glorot_normal', log=True)" in str(model)
+
+
 def test_pictures_of_every_form(tmp_path: Path) -> None:
     path = tmp_path / "grid.png"
 
@@ -259,6 +275,9 @@ def test_pictures_of_every_form(tmp_path: Path) -> None:
     both = pixels(rows)
     assert np.array_equal(both[:, -whole.shape[1] :][11:66], whole[11:66])
     assert both.shape[0] == 11 * (2 * 6 + 1)
+    assert np.array_equal(pixels(GREYS[..., None]), pixels(GREYS))
+    binary = np.eye(5, 7, dtype=np.uint8)[None]  # numbers, as in data
+    assert np.array_equal(pixels(binary), pixels(binary.astype(float)))
     with pytest.raises(ValueError, match=r"got \[9, 35\]. Reshape rows of pixels"):
         pixels(GREYS.reshape(9, 35))
 

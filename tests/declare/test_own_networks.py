@@ -210,6 +210,35 @@ def test_masks_of_missing_entries_start_without_effect_and_then_act() -> None:
     close(model.posterior(x=x)["z"].mean - mean, x.isnan().double() @ normal(4, 3)[:2].T)
 
 
+def test_a_module_may_change_its_inputs_in_place() -> None:
+    """Other factors read the same values, and the likelihood those of the data."""
+    torch.manual_seed(0)
+    inside = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4))
+    outside = copy.deepcopy(inside)
+    outside[0].inplace = False
+    models = [model_of(wrap(net, pretrained=True)) for net in (inside, outside)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = normal(5, 3)
+    values = [model.elbo(x=x.clone(), seed=0).value for model in models]
+    assert torch.equal(*values)
+    assert float(x.min()) < 0
+
+
+def test_a_network_may_return_one_number_per_row() -> None:
+    x = normal(4, 3)
+    values = [
+        Model(
+            p={"z": Normal(1), "x | z": Normal(3, scale=1.0, net=lambda z: z.expand(-1, 3))},
+            q={"z | x": Normal(scale=0.5, net=net)},
+        )
+        .double()
+        .elbo(x=x, seed=0)
+        .value
+        for net in (lambda x: x.sum(-1), lambda x: x.sum(-1, keepdim=True))
+    ]
+    close(*values)
+
+
 # Values -------------------------------------------------------------------------------------------
 
 
@@ -259,6 +288,34 @@ def test_fresh_models_draw_new_weights_and_keep_what_is_trained_already() -> Non
     with pytest.raises(ValueError, match=r"how its parameter token is drawn.*net=Token"):
         model_of(Token()).fresh(1)
     assert model_of(Token).fresh(1)
+
+
+def test_fresh_models_redraw_everything_or_say_what_they_cannot() -> None:
+    class Scaled(nn.Linear):  # the scale is not drawn by reset_parameters of nn.Linear
+        def __init__(self) -> None:
+            super().__init__(3, 4)
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))
+    for net, name in ((Scaled(), "scale"), (normed, "0.parametrizations.weight.original0")):
+        with pytest.raises(ValueError, match=f"how its parameter {name} is drawn"):
+            model_of(net).fresh(1)
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.outer = nn.Linear(1, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.outer(x.unsqueeze(-1))
+            return self.inner(h, h, h)[0].mean(1)
+
+    fresh = model_of(Attending()).fresh(1).factors["q(z|x)"].net.module.inner
+    assert float(fresh.out_proj.bias.detach().abs().max()) == 0  # drawn last, as when it is made
 
 
 def test_parts_given_in_evaluation_mode_stay_in_it() -> None:
@@ -325,6 +382,15 @@ def test_models_are_saved_and_loaded_with_their_modules(tmp_path: Path) -> None:
     loaded = aevb.load_run(tmp_path / "run", modules=modules)
     same(loaded, run.model)
     assert aevb.Run.load(tmp_path / "run", modules=modules).step == 2
+
+
+def test_weights_in_any_layout_are_saved(tmp_path: Path) -> None:
+    net = nn.Linear(3, 4)
+    net.weight = nn.Parameter(torch.randn(3, 4).T)  # not contiguous
+    model, x = model_of(net), normal(6, 3)
+    model.save(tmp_path / "saved")
+    loaded = aevb.load(tmp_path / "saved", modules={"q(z|x)": nn.Linear(3, 4)})
+    close(loaded.elbo(x=x, seed=0).value, model.elbo(x=x, seed=0).value)
 
 
 def test_the_printed_form_names_the_network() -> None:
@@ -421,6 +487,17 @@ class Counter(nn.Module):
         return x
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.second(self.first(x))
+        return h
+
+
 SHARED = nn.Linear(3, 4)
 
 
@@ -430,11 +507,14 @@ SHARED = nn.Linear(3, 4)
         (nn.BatchNorm1d(3), "has BatchNorm1d, which mixes the rows .* Use nn.GroupNorm"),
         (lambda x: x - x.mean(0), "<lambda> mixes rows"),
         (Counter(), "Counter changes its buffer calls"),
+        (Tied(), "Tied has one parameter under two names, first.weight and second.weight"),
         (Hidden(), "Hidden uses parameters that it does not register"),
         (SHARED.forward, "forward uses parameters .* Pass the module itself"),
         (nn.Linear(4, 4), r"Linear failed on 3 rows of its parents \(x \[rows, 3\]; one tensor"),
         (lambda x: x.sum(), "one line per row"),
+        (lambda x: x[:, :0], r"float32 of shape \[3, 0\] for 3 rows; it must return numbers"),
         (lambda x: None, "returns a NoneType"),
+        (lambda x: F.dropout(x, 0.5), "draws random numbers in every call"),
         (lambda x: (x, x), r"2 tensors of 3 \+ 3 numbers per row; .* here 2 \+ 2"),
         (wrap(nn.Linear(3, 5), output="parameters"), r"returns 5 numbers .* needs 2 \+ 2"),
         (nn.Dropout(1.0), "dropout is a probability below 1, got 1.0"),
@@ -485,3 +565,6 @@ def test_a_module_that_draws_random_numbers_is_not_recorded() -> None:
     model = model_of(Noisy())
     assert isinstance(model.factors["q(z|x)"].net, Wrapped)
     assert "draws random numbers itself" in str(own_part(model))
+    run = fit(model, {"x": normal(6, 3)}, steps=2, progress=False)
+    (note,) = [row["note"] for row in run.rows if row.get("kind") == "draws of a network"]
+    assert note.startswith("Noisy in q(z|x) draws random numbers from torch's generator")

@@ -90,7 +90,9 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 siblings = [{"rfilename": one} for one in sorted(self.server.files[name])]
                 commit = self.server.commit_of(name)
-                self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings})
+                private = self.server.private.get(name, False)
+                about = {"id": name, "modelId": name, "sha": commit, "private": private}
+                self._json({**about, "siblings": siblings})
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             content = self.server.files[found[1]][found[3]]
             headers = {

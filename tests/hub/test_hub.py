@@ -138,6 +138,33 @@ def test_a_run_goes_to_a_hub_and_comes_back(run, card, server, tmp_path):
     assert Run.load(place).rows == Run.load(run.out).rows
 
 
+def test_a_run_with_networks_of_its_own_needs_them_again(server, tmp_path):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    model = Model({"z": Normal(1), "x | z": Normal(3)}, {"z | x": Normal(net=net)})
+    run = fit(model, {"x": X}, out=tmp_path / "run", **SETTINGS)
+    with pytest.raises(ValueError, match=r"network of your own in q\(z\|x\), Linear"):
+        sharing.contents(run.out)
+    modules = {"q(z|x)": net}
+    assert sharing.contents(run.out, modules=modules)
+    sharing.push(run, "me/own")  # a run in memory knows its networks
+    sharing.push(run.out, "me/own", modules=modules)
+    with pytest.raises(ValueError, match="network of your own"):
+        sharing.pull("me/own", tmp_path / "back")
+    place = sharing.pull("me/own", tmp_path / "back", modules=modules)
+    assert "aevb.load_run('own', modules={\"q(z|x)\": …})" in (place / "README.md").read_text()
+    weights = load_run(place, modules=modules).state_dict()
+    assert all(torch.equal(weights[name], one) for name, one in model.state_dict().items())
+
+
+def test_a_private_push_into_a_public_repository_sends_nothing(run, card, server):
+    sharing.push(run, "me/birds", card=card)
+    before = dict(server.files["me/birds"])
+    with pytest.raises(ValueError, match="me/birds is a public repository, so nothing was sent"):
+        sharing.push(run, "me/birds", card=card, private=True, resumable=True)
+    assert server.files["me/birds"] == before
+
+
 def test_a_second_push_leaves_no_older_checkpoint(run, card, server, tmp_path):
     sharing.push(run, "me/birds", card=card)
     fit(small(), {"x": X}, out=tmp_path / "short", **SETTINGS | {"steps": 10})

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 import typer
@@ -413,6 +415,32 @@ def test_a_run_in_memory_has_a_page(trained, tmp_path):
     assert shown["map"]["contents"]["variables"][0]["image"] == [8, 8]
     assert (unpack(shown["map"]["colours"][0]["values"]) == np.arange(30) % 3).all()
     assert found.save(tmp_path / "two.html").read_bytes() == (tmp_path / "page.html").read_bytes()
+
+
+def test_a_table_of_any_kind_has_a_page_and_a_card():
+    rng = np.random.default_rng(0)
+    columns = {"height": rng.normal(170, 9, 40), "kind": ["a", "b"] * 20}
+    schema = Schema.read(columns)
+    fitted = schema.fit(schema.mixture(2), columns, seed=0, starts=1, steps=5, progress=False)
+    shown = {
+        kind: fitted.page(frame, rows=10)
+        for kind, frame in {
+            "a dictionary": columns,
+            "pyarrow": pa.table(columns),
+            "a lazy frame": pl.DataFrame(columns).lazy(),
+        }.items()
+    }
+    assert all(page.problems == [] for page in shown.values())
+    contents = [page.content["runs"][0]["map"]["contents"] for page in shown.values()]
+    assert to_json(contents[0]) == to_json(contents[1]) == to_json(contents[2])
+    assert fitted.card(columns).problems == ()
+
+
+def test_grey_levels_are_ink_or_light(trained):
+    run, x = trained
+    for ink in (True, False):
+        (found,) = run.page({"x": x}, ink=ink).content["runs"]
+        assert found["map"]["contents"]["variables"][0]["light"] == (not ink)
 
 
 def test_a_notebook_shows_the_page_apart_from_itself(trained):

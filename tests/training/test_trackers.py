@@ -209,6 +209,16 @@ def test_a_tracker_that_fails_is_reported_twice_and_costs_nothing(tmp_path):
     assert Run.load(tmp_path / "run").rows == run.rows
 
 
+def test_a_tracker_that_changes_the_values_changes_only_its_own(tmp_path):
+    class Emptying(Tracker):
+        def log(self, step, values):
+            values.clear()
+
+    whole = Seen()
+    run = train(out=tmp_path / "run", trackers=[Emptying(), whole], progress=True)
+    assert whole.rows == [row for row in run.rows if "note" not in row]
+
+
 @pytest.mark.parametrize(
     ("method", "missing"), [("start", "9 of 9 rows"), ("end", "all rows of the run were recorded")]
 )

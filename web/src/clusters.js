@@ -84,7 +84,7 @@ function member(map, mapPart, row, text) {
     mapPart.element.scrollIntoView();
   } };
   const variable = contents.contents.variables?.[0];
-  const picture = kind === "image" ? imageCanvas(contents.values(row, variable), variable.image, contents.name(row))
+  const picture = kind === "image" ? imageCanvas(contents.values(row, variable), variable.image, contents.name(row), variable.light)
     : kind === "sequence" ? sequence(variable, contents.values(row, variable), { size: 60, label: contents.name(row) })
       : h("span", {}, contents.name(row).replace(/^.*row /, "row "));
   return h("button", { type: "button", class: "tile", title: contents.summary(row), "aria-label": contents.summary(row), on: act },
@@ -103,7 +103,7 @@ function draws(found, one, contents) {
   const size = drawn.shape.slice(2).reduce((a, b) => a * b, 1);
   return h("div", { class: "strip small" }, Array.from({ length: drawn.each }, (_, k) => {
     const values = valuesOf(drawn.numbers, (place * drawn.each + k) * size, size);
-    return h("div", { class: "tile" }, variable.image ? imageCanvas(values, variable.image, `draw ${k + 1} of p for ${found.latent} = ${one.number}`)
+    return h("div", { class: "tile" }, variable.image ? imageCanvas(values, variable.image, `draw ${k + 1} of p for ${found.latent} = ${one.number}`, variable.light)
       : h("span", {}, [...values].slice(0, 4).map((v) => number(v, 3)).join(", ")));
   }));
 }

@@ -56,7 +56,7 @@ export class Contents {
   // One variable of a row, or of what p decodes, in the units of the data.
   drawing(variable, values, { size = 160, mark = null, label = variable.name } = {}) {
     if (variable.timed) return withNames(sequence(variable, values, { size, mark, label }), variable.columns, variable.shape.at(-1));
-    if (variable.image) return image(values, variable.image, size, label);
+    if (variable.image) return image(values, variable.image, size, label, variable.light);
     if (variable.classes) return levels(variable.name, values.map((_, k) => `${k}`), values);
     return table(variable.columns ?? [variable.name], values);
   }
@@ -183,8 +183,9 @@ function table(columns, values) {
     rest > 0 ? h("p", { class: "quiet" }, `and ${rest} more`) : null);
 }
 
-// An image with values from 0 (paper) to 1 (ink); three channels are colours.
-export function imageCanvas(values, shape, label = "image") {
+// An image with values from 0 (paper) to 1 (ink), or if `light` from black to white, as photographs
+// are. Three channels are colours.
+export function imageCanvas(values, shape, label = "image", light = false) {
   const colour = shape.length === 3;
   const [height, width] = colour ? shape.slice(1) : shape;
   const canvas = h("canvas", { width, height, class: "pixels", role: "img", "aria-label": label });
@@ -196,7 +197,7 @@ export function imageCanvas(values, shape, label = "image") {
     for (let c = 0; c < 3; c++) {
       const v = colour ? values[c * area + i] : values[i];
       const t = Math.max(0, Math.min(1, Number.isNaN(v) ? 0.5 : v));
-      picture.data[4 * i + c] = colour ? 255 * t : paper[c] + (ink[c] - paper[c]) * t;
+      picture.data[4 * i + c] = colour || light ? 255 * t : paper[c] + (ink[c] - paper[c]) * t;
     }
     picture.data[4 * i + 3] = 255;
   }
@@ -204,8 +205,8 @@ export function imageCanvas(values, shape, label = "image") {
   return canvas;
 }
 
-function image(values, shape, size, label) {
-  const canvas = imageCanvas(values, shape, label);
+function image(values, shape, size, label, light = false) {
+  const canvas = imageCanvas(values, shape, label, light);
   const [height, width] = shape.slice(-2);
   canvas.style.setProperty("width", `${Math.round((size * width) / Math.max(height, width))}px`);
   return canvas;

@@ -128,9 +128,9 @@ function pictures(map, rows) {
       for (let i = 0; i < size; i++) sum[i] += values[i];
     }
     found.push(h("div", { class: "strip" },
-      tile(imageCanvas(sum.map((v) => v / known.length), variable.image, "mean image of the selection"), "mean image"),
+      tile(imageCanvas(sum.map((v) => v / known.length), variable.image, "mean image of the selection", variable.light), "mean image"),
       h("div", { class: "tile mean-decoded" }),
-      spread(known, SHOWN).map((row) => tile(imageCanvas(map.contents.values(row, variable), variable.image, map.contents.name(row)), map.contents.name(row)))));
+      spread(known, SHOWN).map((row) => tile(imageCanvas(map.contents.values(row, variable), variable.image, map.contents.name(row), variable.light), map.contents.name(row)))));
   } else found.push(h("div", { class: "strip" }, h("div", { class: "tile mean-decoded wide" })));
   decodeMean(map, rows, found[0].querySelector(".mean-decoded"));
   return found;

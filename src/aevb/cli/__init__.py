@@ -57,8 +57,19 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py[:NAME]",
+            help="Execute this Python file first: runs of models with networks of your own need "
+            "the file that declares them, e.g. aevb --code models.py evaluate run.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if code is not None:
+        from aevb.cli.model_argument import use_code
+
+        use_code(code)
 
 
 app.command(rich_help_panel="Models")(look.models)

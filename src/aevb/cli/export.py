@@ -50,11 +50,11 @@ def export(
     """
     file = Path(f"{what}.onnx") if out is None else out
     formats = {".onnx": "onnx", ".pt2": "torch"}
-    if file.suffix.lower() not in formats:
+    if file.suffix not in formats:
         raise ValueError(
             f"--out {file} is neither .onnx nor .pt2. Name one, e.g. --out {what}.onnx."
         )
-    format = formats[file.suffix.lower()]
+    format = formats[file.suffix]
     if Path(model).exists():
         refuse_input(file, model)
     note = ""

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from aevb.runtime.suggestions import did_you_mean
@@ -48,7 +49,7 @@ def resolve(
         return _built(text, zoo[text], given)
     path, colon, name = text.rpartition(":")
     if colon and path.endswith(".py"):
-        found = _from_file(Path(path), name)
+        found = _named(_executed(Path(path)), Path(path), name)
         if inspect.isfunction(found):
             found = _built(text, found, _arguments(text, found, settings or {}))
         elif settings:
@@ -143,18 +144,31 @@ def value_of(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _from_file(path: Path, name: str) -> object:
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
-    module_name = (
-        f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
-    )
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look up their module in sys.modules
-    spec.loader.exec_module(module)
+def use_code(text: str) -> None:
+    """Execute a file of the user, so that runs of the models in it can be read.
+
+    The networks that it registers are then known by their names, and those of its models by their
+    declarations. A function that returns a model is called if it is named, ``file.py:name``.
+    """
+    from aevb.declare.serialization import offer
+    from aevb.model import Model
+
+    path, colon, name = text.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        path, name = text, ""
+    if not path.endswith(".py"):
+        raise ValueError(f"--code {text} is no Python file. Name one: --code models.py.")
+    module = _executed(Path(path))
+    found = list(vars(module).values())
+    if name:
+        named = _named(module, Path(path), name)
+        found.append(_built(name, named, {}) if inspect.isfunction(named) else named)
+    for model in found:
+        if isinstance(model, Model):
+            offer(model.graph, model.missing)
+
+
+def _named(module: ModuleType, path: Path, name: str) -> object:
     if not hasattr(module, name):
         from aevb.model import Model
 
@@ -166,3 +180,18 @@ def _from_file(path: Path, name: str) -> object:
         )
     found: object = getattr(module, name)
     return found
+
+
+def _executed(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}.")
+    module_name = (
+        f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
+    )
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look up their module in sys.modules
+    spec.loader.exec_module(module)
+    return module

@@ -160,6 +160,9 @@ Prepare = Annotated[
         "dequantise, scale, counts; binarise-fresh and dequantise-fresh draw again in each "
         "epoch. none: no change. Images of bytes are prepared as the likelihood requires.",
         rich_help_panel="Data",
+        autocompletion=words(
+            "standardise", "threshold", "binarise", "dequantise", "scale", "counts", "none"
+        ),
     ),
 ]
 Size = Annotated[
@@ -168,9 +171,6 @@ Size = Annotated[
         metavar="SIDE|HEIGHT,WIDTH",
         help="Crop the files of a folder of images to the centre, and resize them, e.g. --size 64.",
         rich_help_panel="Data",
-        autocompletion=words(
-            "standardise", "threshold", "binarise", "dequantise", "scale", "counts", "none"
-        ),
     ),
 ]
 Missing = Annotated[
@@ -222,6 +222,14 @@ Device = Annotated[
         autocompletion=words("auto", "cpu", "cuda", "mps"),
     ),
 ]
+RunDevice = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="Compute there: cpu, cuda, cuda:1, mps, or auto (a CUDA GPU if there is one).",
+        autocompletion=words("auto", "cpu", "cuda", "mps"),
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Print no progress: only the result, warnings and errors."),
@@ -233,6 +241,7 @@ Track = Annotated[
         metavar="NAME",
         help="Record the run elsewhere too: wandb, mlflow, trackio or tensorboard. May be "
         "repeated.",
+        autocompletion=words("wandb", "mlflow", "trackio", "tensorboard"),
     ),
 ]
 RunMissing = Annotated[
@@ -420,6 +429,11 @@ def device_of(name: str) -> str:
     if name == "auto":
         name = "cuda" if cuda_count() else "cpu"
     return str(device_named(name, argument="--device {}"))
+
+
+def asked_device(name: str) -> str | None:
+    """Return the device of a command that usually computes on the CPU, if the user asks for one."""
+    return None if name == "cpu" else name
 
 
 def fit_device(name: str) -> str:

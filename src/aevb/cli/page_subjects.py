@@ -157,7 +157,7 @@ def _subject(
         loaded = load_rows(folder, model, None, None, 0, whole=True)
         _warn_of_validation(recipe, error)
         lost = True
-    from aevb.cli.use import _image_shape
+    from aevb.cli.use import _has_ink, _image_shape
 
     first = model.graph.observed[0]
     image = None if model.graph.timed[first] else _image_shape(model.graph, first, loaded.recipe)
@@ -165,7 +165,9 @@ def _subject(
     splits = _splits(loaded, own=own)
     if lost:
         splits = [replace(splits[0], name="training")]
-    return replace(known, splits=splits, recipe=loaded.recipe, image=image), loaded.notes
+    ink = _has_ink(loaded.recipe)
+    found = replace(known, splits=splits, recipe=loaded.recipe, image=image, ink=ink)
+    return found, loaded.notes
 
 
 def _splits(loaded: Loaded, *, own: bool) -> list[Split]:

@@ -31,12 +31,15 @@ from aevb.cli.open_table import File, is_table_run, refuse_options, refuse_witho
 from aevb.cli.options import (
     Quiet,
     RunData,
+    RunDevice,
     RunFolder,
     RunMissing,
     RunPrepare,
     Seed,
     UnknownLevels,
+    asked_device,
     check_evidence,
+    device_of,
     in_its_words,
     path,
     refuse_input,
@@ -79,6 +82,7 @@ def evaluate(
         ),
     ] = None,
     seed: Seed = 0,
+    device: RunDevice = "cpu",
     quiet: Quiet = False,
 ) -> None:
     """Print the bound, its terms and log p(x) in nats per example.
@@ -102,7 +106,7 @@ def evaluate(
         check_evidence(evidence)
     data = one_file(file, data)
     if is_table_run(run):
-        refuse_options({"--prepare": prepare})
+        refuse_options({"--prepare": prepare, "--device": asked_device(device)})
         evaluate_table(
             run,
             data,
@@ -115,7 +119,7 @@ def evaluate(
         return
     refuse_without_table({"--unknown-levels": unknown_levels})
     samples = SAMPLES if samples is None else samples
-    model = open_run(run)
+    model = open_run(run).to(device_of(device))
     loaded = load_rows(run, model, data, prepare, seed, missing=missing)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
@@ -274,6 +278,7 @@ def sample(
         ),
     ] = False,
     seed: Seed = 0,
+    device: RunDevice = "cpu",
 ) -> None:
     """Sample from a trained model, as images or as a table.
 
@@ -293,10 +298,16 @@ def sample(
         if number is not None and number < 1:
             raise ValueError(f"{option} must be at least 1, got {number}.")
     if is_table_run(run):
-        refuse_options({"--steps": steps, "--reconstruct": reconstruct or None})
+        refuse_options(
+            {
+                "--steps": steps,
+                "--reconstruct": reconstruct or None,
+                "--device": asked_device(device),
+            }
+        )
         sample_table(run, out, n, seed)
         return
-    model, recipe = open_run(run), recipe_of(run)
+    model, recipe = open_run(run).to(device_of(device)), recipe_of(run)
     if reconstruct:
         _reconstruct(run, model, recipe, out, n, seed)
         return
@@ -412,6 +423,7 @@ def encode(
     missing: RunMissing = None,
     unknown_levels: UnknownLevels = None,
     seed: Seed = 0,
+    device: RunDevice = "cpu",
 ) -> None:
     """Write the posterior means of the latents (probabilities for discrete ones).
 
@@ -424,14 +436,14 @@ def encode(
 
     data = one_file(file, data)
     if is_table_run(run):
-        refuse_options({"--prepare": prepare})
+        refuse_options({"--prepare": prepare, "--device": asked_device(device)})
         encode_table(run, data, missing, out, seed, unknown_levels=unknown_levels)
         return
     refuse_without_table({"--unknown-levels": unknown_levels})
     if out is None:
         raise ValueError("Say where to write the codes, e.g. --out codes.csv.")
     refuse_kind(out)
-    model = open_run(run)
+    model = open_run(run).to(device_of(device))
     loaded = load_rows(run, model, data, prepare, seed, missing=missing, whole=True)
     refuse_input(out, loaded.recipe.data)
     chosen = loaded.test or loaded.train
@@ -478,6 +490,7 @@ def impute(
         ),
     ] = False,
     seed: Seed = 0,
+    device: RunDevice = "cpu",
 ) -> None:
     """Fill the missing cells of a file by their posterior mean given the known cells.
 
@@ -492,13 +505,14 @@ def impute(
 
     data = one_file(file, data)
     if is_table_run(run):
+        refuse_options({"--device": asked_device(device)})
         impute_table(run, data, missing, out, seed, unknown_levels=unknown_levels, std=std)
         return
     refuse_without_table({"--unknown-levels": unknown_levels, "--std": std or None})
     if out is None:
         raise ValueError("Say where to write the filled table, e.g. --out filled.csv.")
     refuse_kind(out)
-    model, recipe = open_run(run), recipe_of(run)
+    model, recipe = open_run(run).to(device_of(device)), recipe_of(run)
     graph = model.graph
     name = data or (recipe.data if recipe else None)
     if name is None:

@@ -810,8 +810,8 @@ class Exact(Conditional):
     """The exact conditional of an enumerable latent, for use in q.
 
     It is computed from p by Bayes' rule and has no parameters. q(y | ·) is proportional to the
-    product of p's factors that contain y, normalised over y's values. It takes no ``size`` (p has
-    it), no ``net``, and nothing ``learned``.
+    product of p's factors that contain y, normalised over y's values. It takes no ``net`` and
+    nothing ``learned``. The size is that of p; ``size`` may repeat it, as in every factor of q.
 
     >>> from aevb import Model
     >>> p = {"y": OneHot(2), "x | y": Normal(1, scale=1.0)}

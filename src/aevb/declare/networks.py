@@ -491,6 +491,7 @@ class conv(Network):
         activation: The function after each layer, as in :class:`mlp`.
         dropout: The share of the units of the dense layer that a training step leaves out.
         init: How weights start, as in :class:`mlp`.
+        log: Transform all inputs v to asinh(v), as in :class:`mlp`. Use it for images of counts.
 
     >>> net = conv(4, 8, hidden=16).build({"x": (1, 8, 8)}, heads=[2, 2], shape=(2,), masked=())
     >>> net.rest(net.first({"x": torch.zeros(5, 64)})).shape
@@ -502,6 +503,7 @@ class conv(Network):
     activation: str = "relu"
     init: str = "default"
     dropout: float = 0.0
+    log: bool = False
 
     def __init__(
         self,
@@ -511,8 +513,10 @@ class conv(Network):
         activation: str = "relu",
         init: str = "default",
         dropout: float = 0.0,
+        log: bool = False,
     ) -> None:
         _set_convolution(self, tuple(sizes) or tuple(channels), hidden, activation, init, dropout)
+        object.__setattr__(self, "log", log)
 
     def dropouts(self) -> tuple[tuple[float, int], ...]:
         return ((self.dropout, self.hidden),) if self.dropout else ()
@@ -654,6 +658,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
+        self.log = spec.log
         self.shapes = {name: shape for name, shape in parents.items() if len(shape) == 3}
         self.masked = [name for name in masked if name in self.shapes]
         self.stacks = nn.ModuleDict()
@@ -687,6 +692,8 @@ class Encoder(nn.Module):
         missing: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         missing = missing or {}
+        if self.log:
+            inputs = {name: value.asinh() for name, value in inputs.items()}
         features = {
             name: self._stack(name, value, missing.get(name)) if name in self.shapes else value
             for name, value in inputs.items()

@@ -227,9 +227,11 @@ class Wrapped(nn.Module):
         values = rows.split(self.widths, -1)
         shapes = self.parents.values()
         reads = [value.reshape(-1, *shape) for value, shape in zip(values, shapes, strict=False)]
+        if self.found.writes:  # others read the same values
+            reads = [value.clone() for value in reads]
         masks = [mask.expand(*lead, mask.shape[-1]).flatten(0, -2) for mask in keep]
         with dropping(masks) if masks else nullcontext():
-            raw = torch.cat([part.flatten(1) for part in _parts(self.call(*reads))], -1)
+            raw = torch.cat([_by_row(part) for part in _parts(self.call(*reads))], -1)
         raw = raw.to(h.dtype)
         if self.heads is not None:
             raw = affine(raw, self.heads.weight, self.heads.bias, full=True)
@@ -261,18 +263,28 @@ class Wrapped(nn.Module):
 
     def redraw(self) -> None:
         """Draw the weights of the user's module again, as its parts do themselves."""
+        if self.module is None:
+            return
         # What was given in evaluation mode is trained already, and keeps its values.
-        drawn = {id(parameter) for module in self.evaluated for parameter in module.parameters()}
-        for module in () if self.module is None else self.module.modules():
-            reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
-            if reset is None or module in self.evaluated:
-                continue
-            if any(parameter.requires_grad for parameter in module.parameters()):
-                with torch.no_grad():
+        kept = {id(parameter) for module in self.evaluated for parameter in module.parameters()}
+        drawn = {
+            name: parameter
+            for name, parameter in self.module.named_parameters()
+            if parameter.requires_grad and id(parameter) not in kept
+        }
+        with torch.no_grad():
+            for parameter in drawn.values():  # NaN marks what no part draws
+                parameter.fill_(math.nan)
+            # A part comes after its own parts, as when they are made: it may change their weights.
+            for module in reversed([*self.module.modules()]):
+                reset = getattr(
+                    module, "reset_parameters", getattr(module, "_reset_parameters", None)
+                )
+                own = any(parameter.requires_grad for parameter in module.parameters())
+                if reset is not None and module not in self.evaluated and own:
                     reset()
-                drawn |= {id(parameter) for parameter in module.parameters()}
-        for name, parameter in [] if self.module is None else self.module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in drawn:
+        for name, parameter in self.module.named_parameters():
+            if name in drawn and bool(parameter.isnan().any()):
                 raise ValueError(
                     f"{self.title} does not say how its parameter {name} is drawn, so a fresh "
                     f"model would start from the same values. Give the class instead of an object "
@@ -283,6 +295,10 @@ class Wrapped(nn.Module):
 
 def _parts(result: Any) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def _by_row(part: Tensor) -> Tensor:
+    return part.flatten(1) if part.dim() > 1 else part.unsqueeze(-1)
 
 
 def _features(

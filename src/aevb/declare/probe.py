@@ -25,6 +25,7 @@ class Found(NamedTuple):
     shapes: tuple[Shape, ...]  # of each returned tensor, without the rows
     dropouts: tuple[tuple[float, int], ...]
     draws: bool  # whether its code draws random numbers itself
+    writes: bool  # whether it changes its inputs in place, as nn.ReLU(inplace=True) does
 
 
 def probe(
@@ -37,6 +38,7 @@ def probe(
     """Call a network on a few rows. Raise ValueError if it is no function of a row."""
     generator = torch.Generator("cpu").manual_seed(0)
     own = [] if module is None else list(module.parameters())
+    _check_tied(name, module)
     floating = [parameter.dtype for parameter in own if parameter.is_floating_point()]
     kind = floating[0] if floating else torch.get_default_dtype()
     place = own[0].device if own else torch.get_default_device()
@@ -48,12 +50,14 @@ def probe(
 
     values = [rows(shape) for shape in parents.values()]
     others = [torch.cat([value[:1], rows(value.shape[1:])[1:]]) for value in values]
+    versions = [value._version for value in values]
     buffers = {} if module is None else {key: b.clone() for key, b in module.named_buffers()}
     before = torch.get_rng_state()
     try:
         with torch.enable_grad(), asking() as dropouts:
             result = _called(name, call, values, parents, joined)
         after = torch.get_rng_state()
+        writes = [value._version for value in values] != versions
         torch.set_rng_state(before)
         found = _tensors(name, result)
         _check_parameters(name, found, own)
@@ -61,14 +65,40 @@ def probe(
             again = _tensors(name, _called(name, call, others, parents, joined))
     finally:
         torch.set_rng_state(before)
+    draws = not torch.equal(before, after)
+    if draws and _draws_in_evaluation(call, values, module):
+        raise ValueError(
+            f"{name} draws random numbers in every call, so means of the posterior would change "
+            f"from call to call. Draw in training only (if self.training), or declare what is "
+            f"random as a latent variable."
+        )
     if not any(tensor.is_meta for tensor in found):
         _check_rows(name, found, again, module)
         _check_buffers(name, module, buffers)
     return Found(
         tuple(tuple(tensor.shape[1:]) for tensor in found),
         tuple(dropouts),
-        not torch.equal(before, after),
+        draws,
+        writes,
     )
+
+
+def _draws_in_evaluation(
+    call: Callable[..., Any], values: list[Tensor], module: nn.Module | None
+) -> bool:
+    if module is None:
+        return True
+    training = [part for part in module.modules() if part.training]
+    before = torch.get_rng_state()
+    try:
+        module.eval()
+        with torch.no_grad():
+            call(*values)
+        return not torch.equal(before, torch.get_rng_state())
+    finally:
+        torch.set_rng_state(before)
+        for part in training:
+            part.training = True
 
 
 def _called(
@@ -109,7 +139,7 @@ def _tensors(name: str, result: Any) -> list[Tensor]:
             f"tuple of tensors, one per raw parameter of the family."
         )
     for part in parts:
-        if part.shape[:1] != (ROWS,) or not part.is_floating_point():
+        if part.shape[:1] != (ROWS,) or not part.is_floating_point() or not part.numel():
             raise ValueError(
                 f"{name} returns {str(part.dtype)[6:]} of shape {list(part.shape)} for {ROWS} "
                 f"rows; it must return numbers of shape [{ROWS}, …], one line per row."
@@ -136,6 +166,18 @@ def _check_parameters(name: str, found: list[Tensor], own: list[nn.Parameter]) -
             f"nor save them. Pass the module itself as net=, or make the parts attributes of one "
             f"module (nn.ModuleList, not a list)."
         )
+
+
+def _check_tied(name: str, module: nn.Module | None) -> None:
+    """Refuse one parameter under two names: a file of weights and a step would have it twice."""
+    names: dict[int, str] = {}
+    for key, parameter in [] if module is None else module.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), key)
+        if first != key:
+            raise ValueError(
+                f"{name} has one parameter under two names, {first} and {key}. Register it once, "
+                f"and use it twice in forward()."
+            )
 
 
 def _check_rows(

@@ -133,16 +133,32 @@ def _own_field(cls: type) -> str | None:
     return getattr(cls, "own_field", None)
 
 
+class UnknownNetworkError(ValueError):
+    """Error for a saved network of the user whose code is not known here.
+
+    ``for_commands`` is the message with the remedy on the command line.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what} {remedy}")
+        self.for_commands = (
+            f"{what} Name the Python file that declares the model, or registers the network, "
+            f"before the command: aevb --code FILE.py … (FILE.py:NAME for a function that returns "
+            f"the model)."
+        )
+
+
 def _own(record: Any, module: Any, where: str) -> Any:
     """The user's module or function: the given one, or a registered one of this name."""
     if module is not None:
         return module
     name = record.get(OWN) if isinstance(record, dict) else None
     if not isinstance(name, str) or name not in _modules:
-        raise ValueError(
-            f"The saved model has a network of your own in {where}, {name}. Pass it: load(path, "
-            f'modules={{"{where}": …}}). A class of modules (net=Encoder, without arguments) or a '
-            f"function is also found by its name after aevb.register(Encoder)."
+        raise UnknownNetworkError(
+            f"The saved model has a network of your own in {where}, {name}.",
+            f'Pass it: load(path, modules={{"{where}": …}}). A class of modules (net=Encoder, '
+            f"without arguments) or a function is also found by its name after "
+            f"aevb.register(Encoder).",
         )
     return _modules[name]
 
@@ -151,9 +167,9 @@ def _read(record: Any, known: dict[str, type], module: Any, where: str) -> Any:
     if isinstance(record, dict):
         name = record.get("type")
         if not isinstance(name, str) or name not in known:
-            raise ValueError(
-                f"The saved model uses {name!r}, which is not a known conditional or network. "
-                f"Pass its class: load(path, custom=[{name}])."
+            raise UnknownNetworkError(
+                f"The saved model uses {name!r}, which is not a known conditional or network.",
+                f"Pass its class: load(path, custom=[{name}]).",
             )
         fields = {field.name for field in dataclasses.fields(known[name])}
         unknown = sorted(set(record) - fields - {"type"})

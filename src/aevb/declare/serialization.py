@@ -8,9 +8,12 @@ from typing import Any, TypedDict
 from aevb.declare.conditionals import Conditional
 from aevb.declare.graph import Graph
 from aevb.declare.networks import Shape
+from aevb.declare.own_networks import wrap
 from aevb.declare.registry import from_record, to_record
 
 FORMAT = 1
+# Models of the user in this process: their declarations, and their own networks by factor.
+_offered: list[tuple[dict[str, Any], dict[str, Any]]] = []
 # Limit on the factors of a declaration from a file, and on the length of a list in it.
 MOST_FACTORS = 10_000
 
@@ -34,6 +37,23 @@ def serialize(graph: Graph, missing: str) -> dict[str, Any]:
     }
     given = {name: list(shape) for name, shape in graph.given.items()}
     return {"format": "aevb model", "version": FORMAT, **sides, "given": given, "missing": missing}
+
+
+def own_parts(graph: Graph) -> dict[str, Any]:
+    """The torch modules and functions of the user in a declaration, by factor."""
+    return {
+        _factor(entry.side, str(entry.key)): entry.spec.net.net
+        for entry in graph.entries()
+        if isinstance(entry.spec.net, wrap)
+    }
+
+
+def offer(graph: Graph, missing: str) -> None:
+    """Let models with this declaration be read without naming its own networks again.
+
+    The command line does so for the models of a file that the user names.
+    """
+    _offered.append((serialize(graph, missing), own_parts(graph)))
 
 
 def deserialize(
@@ -76,6 +96,9 @@ def deserialize(
         )
     custom = tuple(custom)
     given_modules = _by_factor(declaration, modules or {})
+    for known, own in _offered:
+        if known == declaration:
+            given_modules = own | given_modules
     p, q = (
         {
             key: from_record(

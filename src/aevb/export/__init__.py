@@ -155,7 +155,7 @@ def _path(format: str, what: str, out: str | Path | None) -> Path:
     if format not in SUFFIXES:
         raise ValueError(f"format is {' or '.join(map(repr, SUFFIXES))}, got {format!r}.")
     path = Path(f"{what}{SUFFIXES[format]}" if out is None else out)
-    if path.suffix.lower() != SUFFIXES[format]:
+    if path.suffix != SUFFIXES[format]:
         raise ValueError(
             f"out={str(path)!r} does not end in {SUFFIXES[format]}, the ending of format "
             f"{format!r}. Write out={str(path.with_suffix(SUFFIXES[format]))!r}."

@@ -6,10 +6,11 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from aevb.data.datasets import Recipe
 from aevb.loading import load
@@ -72,7 +73,9 @@ def size_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def contents(run: str | Path, *, resumable: bool = False) -> list[Item]:
+def contents(
+    run: str | Path, *, resumable: bool = False, modules: Mapping[str, Any] | None = None
+) -> list[Item]:
     """List the files that :func:`push` would send for a run, besides a card that it writes.
 
     These are the declaration, the settings, the recorded numbers, the weights of the best and of
@@ -83,6 +86,8 @@ def contents(run: str | Path, *, resumable: bool = False) -> list[Item]:
     Arguments:
         run: The folder of a run, or of a saved model.
         resumable: Include the state of the optimiser.
+        modules: Your own torch modules and functions, as for :func:`aevb.load`, with which the run
+            is read. They are not sent.
 
     Returns:
         The files.
@@ -93,7 +98,7 @@ def contents(run: str | Path, *, resumable: bool = False) -> list[Item]:
     ...     [item.path for item in contents(folder)]
     ['manifest.json', 'model.json', 'weights.safetensors']
     """
-    with staged(Path(run), resumable=resumable) as place:
+    with staged(Path(run), resumable=resumable, modules=modules) as place:
         return items(place)
 
 
@@ -107,19 +112,21 @@ def items(folder: Path) -> list[Item]:
 
 
 @contextmanager
-def staged(run: Path, *, resumable: bool = False) -> Iterator[Path]:
+def staged(
+    run: Path, *, resumable: bool = False, modules: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
     """Yield a temporary copy of what a run publishes, after reading it back."""
     if not run.is_dir():
         raise ValueError(f"There is no folder {run}. Name the folder of a run.")
     with tempfile.TemporaryDirectory(prefix="aevb-push-") as temporary:
         place = Path(temporary)
         if folders(run):
-            _stage_run(run, place, resumable)
-            load_run(place)
+            _stage_run(run, place, resumable, modules)
+            load_run(place, modules=modules)
         elif (run / SAVED[0]).is_file():
             if resumable:
                 raise ValueError(f"{run} is a saved model without training steps to resume.")
-            load(run)  # compares the files with their hashes
+            load(run, modules=modules)  # compares the files with their hashes
             _copy(run, place, "model.json", *SAVED, SCHEMA)
             if (recipe := Recipe.read(run)) is not None:
                 (place / "data.json").write_text(_without_folders(recipe).text(), encoding="utf-8")
@@ -135,9 +142,9 @@ def _copy(run: Path, place: Path, *names: str) -> None:
             shutil.copyfile(run / name, place / name)
 
 
-def _stage_run(run: Path, place: Path, resumable: bool) -> None:
+def _stage_run(run: Path, place: Path, resumable: bool, modules: Mapping[str, Any] | None) -> None:
     """Copy a run with its best and its last checkpoint, and without the folders of its data."""
-    load_run(run)
+    load_run(run, modules=modules)
     last = read(folders(run)[-1])
     best = last.state["best"]
     chosen = [last]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.declare.registry import UnknownNetworkError
+from aevb.declare.serialization import own_parts
 from aevb.hub.contents import ALLOWED, CARD, SAVED, Item, items, staged
 from aevb.loading import load
 from aevb.model_card import ModelCard, card_of
@@ -59,6 +61,7 @@ def push(
     card: ModelCard | None = None,
     resumable: bool = False,
     message: str = "Add a run of aevb",
+    modules: Mapping[str, Any] | None = None,
     token: str | None = None,
     confirm: Callable[[Sequence[Item]], bool] | None = None,
 ) -> Pushed:
@@ -73,6 +76,8 @@ def push(
         private: Whether a new repository is private.
         card: The model card, such as that of ``run.card(data)``.
         resumable: Send the state of the optimiser, too, so that the run can be resumed.
+        modules: Your own torch modules and functions, as for :func:`aevb.load`, with which the run
+            is read; those of a :class:`aevb.Run` are known. They are not sent.
         message: The message of the commit.
         token: A token of the hub. By default the one that ``hf auth login`` has stored.
         confirm: Called with the files before anything is sent; if it returns False, a ValueError
@@ -96,10 +101,12 @@ def push(
     folder = run.out if isinstance(run, Run) else Path(run)
     if folder is None:
         raise ValueError("The run has no folder. Train it with out=…, or pass its folder.")
+    if modules is None and isinstance(run, Run):
+        modules = own_parts(run.model.graph)
     api = _api(token)
-    with staged(folder, resumable=resumable) as place:
+    with staged(folder, resumable=resumable, modules=modules) as place:
         if card is not None or not (place / CARD).is_file():
-            (card or _plain_card(place, folder, name)).save(place / CARD)
+            (card or _plain_card(place, folder, name, modules)).save(place / CARD)
         found = items(place)
         if confirm is not None and not confirm(found):
             raise ValueError("Nothing was sent.")
@@ -107,10 +114,12 @@ def push(
             return _send(api, place, name, found, private=private, message=message)
 
 
-def _plain_card(place: Path, folder: Path, name: str) -> ModelCard:
+def _plain_card(
+    place: Path, folder: Path, name: str, modules: Mapping[str, Any] | None
+) -> ModelCard:
     """Return a card of what the published files say, without results."""
-    run = Run.load(place) if folders(place) else None
-    model = load(place) if run is None else run.model
+    run = Run.load(place, modules=modules) if folders(place) else None
+    model = load(place, modules=modules) if run is None else run.model
     opened = Opened(folder.resolve().name, place, model, run, [] if run is None else run.rows)
     opened = Opened(**vars(opened) | {"recipe": recipe_of(place)})
     opened.problems.append("the results; `aevb card RUN` computes them and writes README.md.")
@@ -123,9 +132,15 @@ def _send(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     url = api.create_repo(name, private=private, exist_ok=True)
+    info = api.model_info(name)
+    if private and info.private is False:  # it was there before
+        raise ValueError(
+            f"{name} is a public repository, so nothing was sent. Make it private on the hub, or "
+            f"choose another name."
+        )
     here = {item.path for item in found}
     # A checkpoint that is left from another push would be taken for the newest one.
-    stale = [path for path in _paths(api.model_info(name)) if ALLOWED.fullmatch(path)]
+    stale = [path for path in _paths(info) if ALLOWED.fullmatch(path)]
     operations: list[Any] = [
         CommitOperationAdd(path_in_repo=item.path, path_or_fileobj=place / item.path)
         for item in found
@@ -136,7 +151,12 @@ def _send(
 
 
 def pull(
-    name: str, out: str | Path, *, revision: str | None = None, token: str | None = None
+    name: str,
+    out: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    modules: Mapping[str, Any] | None = None,
 ) -> Path:
     """Fetch a run from a model hub, and check it.
 
@@ -148,6 +168,8 @@ def pull(
         out: A new folder, or an empty one.
         revision: A branch, a tag or a commit.
         token: A token of the hub. By default the one that ``hf auth login`` has stored.
+        modules: Your own torch modules and functions that the run needs, as for
+            :func:`aevb.load`.
 
     Returns:
         The folder.
@@ -178,7 +200,7 @@ def pull(
             for path in paths:
                 api.hf_hub_download(name, path, revision=info.sha, local_dir=temporary)
         shutil.rmtree(temporary / ".cache", ignore_errors=True)
-        _check(temporary, name)
+        _check(temporary, name, modules)
     return place
 
 
@@ -187,14 +209,14 @@ def _paths(info: Any) -> list[str]:
     return [one.rfilename for one in info.siblings or ()]
 
 
-def _check(folder: Path, name: str) -> None:
+def _check(folder: Path, name: str, modules: Mapping[str, Any] | None) -> None:
     """Read a fetched run, which compares its files with their hashes."""
     try:
         if folders(folder):
-            load_run(folder, "last")
-            load_run(folder)
+            load_run(folder, "last", modules=modules)
+            load_run(folder, modules=modules)
         elif (folder / SAVED[1]).is_file():
-            load(folder)
+            load(folder, modules=modules)
         else:
             raise ValueError("it has neither checkpoints nor the manifest of a saved model.")
         if (folder / SCHEMA).is_file():
@@ -202,6 +224,8 @@ def _check(folder: Path, name: str) -> None:
 
             load_table(folder)
         recipe_of(folder)
+    except UnknownNetworkError:
+        raise  # it names what to pass
     except (ValueError, OSError) as error:
         text = str(error).replace(f"{folder}{os.sep}", "").replace(str(folder), name)
         raise ValueError(f"{name} was fetched, but cannot be used: {text}") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aevb.comparison.entrants import trained_here
+from aevb.declare.own_networks import wrap
 from aevb.estimate.metric_names import BESIDES, Metric
 from aevb.model_card.markdown import block, bullets, plain, table
 from aevb.page.sections import Opened
@@ -345,10 +346,16 @@ def use(opened: Opened, repo: str | None) -> str:
         if opened.folder is None:
             load, here = "load", "model"
             lines.append("The run has no folder; `run.model.save('model')` saves the model.")
-        first = opened.model.graph.observed[0]
+        graph = opened.model.graph
+        rows = ", ".join(f"{name}=…" for name in (*graph.observed, *graph.given))
+        method = "posterior" if graph.latents else "log_evidence"
+        own = [one.id for one in graph.entries() if isinstance(one.spec.net, wrap)]
+        modules = ", ".join(f'"{one}": …' for one in own)
+        code_of = f", modules={{{modules}}}" if own else ""  # the author's own networks
+        what = "of the latents" if graph.latents else "log p"
         code = (
-            f"import aevb\n\nmodel = aevb.{load}({here!r})\n"
-            f"model.posterior({first}=…)  # of the latents, for rows that are prepared as here\n"
+            f"import aevb\n\nmodel = aevb.{load}({here!r}{code_of})\n"
+            f"model.{method}({rows})  # {what}, for rows that are prepared as here\n"
             f"model.sample(5{_given(opened)})"
         )
     lines += [
@@ -392,11 +399,12 @@ def _command(opened: Opened) -> str | None:
 def _without_folders(command: str) -> str:
     """Return a command line in which paths are names of files: folders may be private.
 
-    >>> _without_folders("aevb train /home/me/ward.csv --out runs/ward")
-    'aevb train ward.csv --out ward'
+    >>> _without_folders("aevb train vae --data /home/me/birds/ --out=runs/ward")
+    'aevb train vae --data birds --out=ward'
     """
     try:
         words = shlex.split(command)
     except ValueError:
         return ""
-    return shlex.join(re.sub(r"(?:^|(?<==))[^=]*/(?=[^/]+$)", "", word) for word in words)
+    # A word may be a path, or --option=path, or name=path. A folder may end in a slash.
+    return shlex.join(re.sub(r"(?s)^([\w-]+=)?.*?([^/]*)/*$", r"\1\2", word) for word in words)

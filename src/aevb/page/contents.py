@@ -130,6 +130,7 @@ def _variable(rows: Rows, name: str, values: np.ndarray) -> dict[str, Any]:
         "name": name,
         "timed": graph.timed[name],
         "image": None if image is None else list(image),
+        "light": not subject.ink,
         "classes": graph.rule("p", name).spec.categorical,
         "columns": entry_names(subject, name, values.shape[-1]) if image is None else None,
         "shape": list(values.shape),

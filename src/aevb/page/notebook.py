@@ -18,6 +18,7 @@ from aevb.page.html import document, page, write_page
 from aevb.page.sections import MOST_ROWS, Opened, run_section
 from aevb.page.subject import Split, Subject
 from aevb.tables.fitted import TableModel
+from aevb.tables.frames import new_frame, read_table
 from aevb.training.run import Run
 
 HEIGHT = 860  # pixels of a page in a notebook
@@ -69,6 +70,7 @@ def page_of_run(
     labels: Any,
     *,
     image: tuple[int, ...] | None,
+    ink: bool,
     out: str | Path | None,
     rows: int | None,
 ) -> Page:
@@ -80,7 +82,7 @@ def page_of_run(
         also = f" `aevb page {run.out}` reads those of the training." if command else ""
         raise ValueError(f"A page shows rows: run.page({{{first}}}).{also}")
     subject = subject_of_run(run, data, labels)
-    subject = replace(subject, image=image if image is not None else _image(subject))
+    subject = replace(subject, image=image if image is not None else _image(subject), ink=ink)
     if image is not None and int(np.prod(image)) != graph.size(graph.observed[0]):
         raise ValueError(
             f"image={image} has {int(np.prod(image))} pixels, but {graph.observed[0]} has "
@@ -126,7 +128,10 @@ def subject_of_table(table: TableModel, frame: Any) -> Subject:
     """Return a model of a table with the rows of a frame."""
     import narwhals as nw
 
-    whole = nw.from_native(frame, eager_only=True)
+    read = read_table(frame)
+    plain = read.library in ("dict", "array")
+    native = new_frame("pyarrow", read.native) if plain else read.native
+    whole = nw.from_native(native, eager_only=True)
     known = whole.select([name for name in whole.columns if name in table.schema]).to_native()
     folder = table.folder
     return Subject(

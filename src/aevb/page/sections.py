@@ -14,6 +14,7 @@ import torch
 
 from aevb.data.datasets import Recipe
 from aevb.data.units import densities_note, statistics_note
+from aevb.declare.registry import UnknownNetworkError
 from aevb.estimate.keys import LENGTHS, STEPS
 from aevb.model import Model
 from aevb.page.checks import checks
@@ -132,7 +133,7 @@ def _longest(opened: Opened) -> int | None:
 
 def reason_of(error: Exception) -> str:
     """What went wrong, as a sentence; errors that are not written for a reader name their type."""
-    if isinstance(error, UntaughtError):
+    if isinstance(error, UntaughtError | UnknownNetworkError):
         return error.for_commands  # advice that only Python code can follow is left out
     own = type(error).__module__.startswith("aevb.")
     expected = own or type(error) in (ValueError, ArithmeticError, RuntimeError)

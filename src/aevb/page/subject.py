@@ -48,6 +48,7 @@ class Subject:
     recipe: Recipe | None = None
     schema: Schema | None = None
     image: tuple[int, ...] | None = None  # the shape of a row of the first observed variable
+    ink: bool = True  # whether its grey levels are ink on paper, or light as in photographs
     label_names: tuple[str, ...] = ()  # of the labels 0, 1, …, if they are no numbers
     sources: dict[int, Source] = field(default_factory=dict, repr=False, compare=False)
     greys: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)

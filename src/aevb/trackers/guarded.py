@@ -41,7 +41,7 @@ class Guarded(Tracker):
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.step = step
         self.rows += 1
-        if self._in_a_row >= MOST or not self._call("log", step, values):
+        if self._in_a_row >= MOST or not self._call("log", step, dict(values)):
             self.lost += 1
 
     def artifact(self, path: Path, kind: str) -> None:

@@ -236,6 +236,7 @@ class Run:
         labels: Any = None,
         *,
         image: tuple[int, ...] | None = None,
+        ink: bool = True,
         out: str | Path | None = None,
         rows: int | None = None,
     ) -> Page:
@@ -246,6 +247,8 @@ class Run:
                 it better.
             labels: Class numbers [N], −1 where unknown, or texts.
             image: The shape of an image, such as (28, 28), if the rows are images.
+            ink: Whether grey levels are drawn as dark ink on paper; False draws them light on
+                black, as photographs are.
             out: Write the page as one HTML file.
             rows: The largest number of rows on the map.
 
@@ -260,7 +263,7 @@ class Run:
         """
         from aevb.page.notebook import page_of_run
 
-        return page_of_run(self, data, labels, image=image, out=out, rows=rows)
+        return page_of_run(self, data, labels, image=image, ink=ink, out=out, rows=rows)
 
     def card(
         self,

@@ -49,11 +49,10 @@ def reading(family: Conditional, net: Network) -> Network:
 
     (Recurrent states read raw counts.)
     """
-    return (
-        replace(net, log=True)
-        if family.support is constraints.nonnegative_integer and isinstance(net, mlp) and net.hidden
-        else net
-    )
+    transforms = isinstance(net, conv) or (isinstance(net, mlp) and bool(net.hidden))
+    if family.support is constraints.nonnegative_integer and transforms:
+        return replace(net, log=True)  # type: ignore[call-arg]
+    return net
 
 
 def choose(what: str, value: str, choices: Mapping[str, Choice]) -> Choice:

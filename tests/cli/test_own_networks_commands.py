@@ -1,0 +1,73 @@
+"""Runs of models with networks of the user, on the command line: --code names their file."""
+
+import sys
+
+import pytest
+
+from aevb.cli import main
+from aevb.declare import serialization
+
+MODELS = """
+from torch import nn
+from aevb import Bernoulli, Model, Normal
+
+def model(z, net):
+    return Model(p={"z": Normal(z), "x | z": Bernoulli(64)}, q={"z | x": Normal(net=net)})
+
+plain = model(2, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
+
+def build():
+    return model(3, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run ``aevb …`` in a folder with models.py: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.py").write_text(MODELS)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["aevb", *arguments])
+        monkeypatch.setattr(serialization, "_offered", [])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "file"), [("plain", "models.py"), ("build", "models.py:build")])
+def test_a_run_with_networks_of_its_own_is_read_with_its_file(run, name, file):
+    train = ("train", f"models.py:{name}", "--data", "digits", "--steps", "2", "--out", "run", "-q")
+    assert run(*train)[0] == 0
+    for command in (("sample", "run"), ("evaluate", "run", "--samples", "0"), ("card", "run")):
+        code, out, err = run(*command)
+        assert (code, out) == (2, "")
+        assert "has a network of your own in q(z|x), Sequential(…). Name the Python file" in err
+        assert "aevb --code FILE.py" in err
+    for command in (("sample", "run"), ("evaluate", "run", "--samples", "0", "--device", "auto")):
+        assert run("--code", file, *command)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("nothing.py", "There is no file nothing.py."),
+        ("models.txt", "--code models.txt is no Python file. Name one: --code models.py."),
+        ("models.py:plane", "models.py has no 'plane'. Its models are plain. Did you mean 'plain'"),
+    ],
+)
+def test_a_wrong_file_is_named(run, file, message):
+    code, out, err = run("--code", file, "models")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_devices_of_commands_are_checked(run):
+    assert run("train", "fa", "--data", "fa", "--steps", "2", "--out", "run", "-q")[0] == 0
+    for command in ("evaluate", "sample", "encode", "impute"):
+        words = [command, "run", "--device", "cuda:9"]
+        code, _, err = run(*words, *(["--out", "x.csv"] * (command in ("encode", "impute"))))
+        assert code == 2, command
+        assert "There is no device 'cuda:9' here" in err
