@@ -137,7 +137,11 @@ def test_completion_is_in_step_with_the_library():
     known = {
         "bound": BOUNDS,
         "gradient": GRADIENTS,
-        "schedule": [kind.__name__ for kind in Schedule.__subclasses__()],
+        "schedule": [
+            kind.__name__
+            for kind in Schedule.__subclasses__()
+            if kind.__module__.startswith("aevb.")  # other tests define schedules of their own
+        ],
     }
     command = next(c for c in cli.app.registered_commands if c.callback.__name__ == "train")
     parameters = inspect.signature(command.callback).parameters

@@ -338,7 +338,7 @@ def test_parts_given_in_evaluation_mode_stay_in_it() -> None:
 
 @aevb.register
 @dataclass(frozen=True, repr=False)
-class towers(Network):
+class pyramid(Network):
     """A network of the user whose settings are data."""
 
     width: int = 4
@@ -375,7 +375,7 @@ def test_models_are_saved_and_loaded_with_their_modules(tmp_path: Path) -> None:
         p={"z": Normal(2), "x | z": Normal(3, net=doubled, scale=1.0)},
         q={"z | x": Normal(net=aevb.register(Small))},
     ).double()
-    for saved in (named, model_of(towers(5))):
+    for saved in (named, model_of(pyramid(5))):
         saved.save(tmp_path / f"{saved.factors['q(z|x)'].net.title}")
         same(aevb.load(tmp_path / f"{saved.factors['q(z|x)'].net.title}"), saved)
     run = fit(model.train(), {"x": x}, steps=2, out=tmp_path / "run", progress=False)
