@@ -42,7 +42,8 @@ CHECKED := $(addprefix tests/, \
 .PHONY: test check lint bundle browser web docs reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py
-test: $(VENV)/ready lint bundle browser
+test:
+	$(MAKE) --jobs --no-print-directory lint bundle browser
 	$(PYTEST) --ignore=$(LIVE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load $(LIVE)
 
