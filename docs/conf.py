@@ -4,6 +4,7 @@ The built pages need no network: formulas are MathML, fonts and scripts are the 
 and no inventory of another project is fetched.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -41,6 +42,11 @@ nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # the default loads scripts from other hosts
+# Each kernel would warn that it speaks TCP, which stays on this machine.
+profile = DOCS / "_build" / "ipython" / "profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n")
+os.environ["IPYTHONDIR"] = str(profile.parent)
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
