@@ -50,10 +50,10 @@ def draw(target: Path) -> None:
         photos = aevb.data.images(Path(folder) / "photos")
         torch.manual_seed(0)
         model = Model(
-            p={"z": Normal(8), "x | z": Normal(photos.shape, net=deconv(32, 16), scale=0.1)},
+            p={"z": Normal(6), "x | z": Normal(photos.shape, net=deconv(32, 16), scale="learned")},
             q={"z | x": Normal(net=conv(16, 32))},
         )
-        fit(model, {"x": photos.pixels}, epochs=100, batch=50, seed=0)
+        fit(model, {"x": photos.pixels}, epochs=200, batch=50, lr=3e-3, seed=0)
         some = photos.pixels[::40]
         rows = {
             "data": some,
@@ -82,7 +82,7 @@ def draw(target: Path) -> None:
         for handle in legend.legend_handles:
             handle.set_facecolor("0.4")
         below.spines[["top", "right"]].set_visible(False)
-        figure.savefig(target / "images.png", dpi=110)
+        figure.savefig(target / "photos.png", dpi=110)
 
 
 if __name__ == "__main__":
