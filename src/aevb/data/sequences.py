@@ -15,8 +15,9 @@ import numpy as np
 
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
-from aevb.data.long_tables import ROUNDED, Lines
+from aevb.data.long_tables import Lines
 from aevb.data.sequence_index import SequenceIndex
+from aevb.data.time_steps import ROUNDED
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
 
