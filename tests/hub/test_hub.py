@@ -269,6 +269,26 @@ def test_a_repository_that_was_changed_is_refused_and_leaves_nothing(run, card, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_that_is_too_large_is_refused_before_it_is_fetched(run, card, server, tmp_path):
+    sent = sharing.push(run, "me/birds", card=card)
+    total = sum(item.bytes for item in sent.items)
+    server.fetched.clear()
+    with pytest.raises(ValueError, match=f"allow it: most_bytes={total} .--most-bytes {total}."):
+        sharing.pull("me/birds", tmp_path / "birds", most_bytes=total - 1)
+    server.sizes["model.json"] = 3_000_000_000
+    with pytest.raises(
+        ValueError, match=r"has 3.0 GB \(its largest file, model.json, 3.0 GB\), bu"
+    ):
+        sharing.pull("me/birds", tmp_path / "birds")
+    server.sizes["model.json"] = None
+    with pytest.raises(ValueError, match=r"does not say how large model.json of me/birds is"):
+        sharing.pull("me/birds", tmp_path / "birds")
+    assert (server.fetched, list(tmp_path.iterdir())) == ([], [])
+    # What is not fetched does not count.
+    server.sizes = {"old.py": 3_000_000_000}
+    assert sharing.pull("me/birds", tmp_path / "birds", most_bytes=total).is_dir()
+
+
 def test_what_is_not_there_is_named(server, run, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="There is no repository me/nothing on the hub, or it is"):
         sharing.pull("me/nothing", tmp_path / "a")
