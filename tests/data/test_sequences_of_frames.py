@@ -115,6 +115,24 @@ def test_results_are_those_of_arrays_in_the_index_of_the_frame():
     assert torch.equal(MODEL.elbo(x=x, u=u, seed=0).value, MODEL.elbo(**arrays, seed=0).value)
 
 
+def test_imputed_variables_without_time_are_repeated_whatever_their_shape():
+    """A variable of shape (3, 2) in sequences of 3 steps has no time axis."""
+    torch.manual_seed(0)
+    model = Model(
+        {"c": Normal(1), "s | c": Normal((3, 2), scale=1.0), "x[t] | c": Normal(1, scale=1.0)},
+        {"c | s": Normal()},
+    )
+    columns = [f"s{i}" for i in range(6)]
+    values = np.repeat(np.arange(12.0).reshape(2, 6), 3, 0)
+    frame = pd.DataFrame({"id": [0, 0, 0, 1, 1, 1], "x": np.arange(6.0)})
+    frame[columns] = values
+    frame.loc[1, "x"] = NAN
+    read = sequences(frame, id="id")
+    filled = model.impute(x=read["x"], s=read[columns], samples=2, seed=0).frame()
+    assert np.array_equal(filled[columns].to_numpy(), values)
+    assert np.isfinite(filled["x"]).all()
+
+
 def test_an_id_makes_sequences_and_comes_back():
     rows = [LONG[LONG.country == name] for name in ("no", "se")]
     arrays = {

@@ -277,7 +277,7 @@ def test_a_run_that_is_too_large_is_refused_before_it_is_fetched(run, card, serv
         sharing.pull("me/birds", tmp_path / "birds", most_bytes=total - 1)
     server.sizes["model.json"] = 3_000_000_000
     with pytest.raises(
-        ValueError, match=r"has 3.0 GB \(its largest file, model.json, 3.0 GB\), bu"
+        ValueError, match=r"has 3.0 GB \(its largest file, model.json, 3.0 GB\), but"
     ):
         sharing.pull("me/birds", tmp_path / "birds")
     server.sizes["model.json"] = None
