@@ -292,6 +292,11 @@ BAD = {
         "steps marks each row's real steps from the first on, without gaps; row 1 (from 0) has "
         "step 2, but not the one before. For a step that was not observed put NaN into the data.",
     ),
+    "steps NaN": (
+        state,
+        {"x": SEQUENCE, "steps": put(np.ones((5, 3)), NAN, 1, 2)},
+        "steps is 1 at the real steps of a row and 0 after them; row 1 (from 0) has NaN at step 2.",
+    ),
     "a row of no steps": (
         state,
         {"x": SEQUENCE, "steps": put(np.ones((5, 3)), 0, 1)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ def split_keys(
         # Whole numbers without a name may be what a selection left of the numbers of the lines, so
         # they are times only if nothing else is.
         numbers = found.pop("unnamed", None)
+    _refuse_twice(list(frame.column_names if library == "pyarrow" else frame.columns))
     table: nw.DataFrame[Any] = nw.from_native(frame, eager_only=True)
     if not len(table):
         raise ValueError("The frame has no lines; a sequence needs at least one step.")
@@ -57,6 +59,16 @@ def split_keys(
     named = [value.name for value in found.values() if isinstance(value, nw.Series)]
     keys = {word: key_of(word, value, library) for word, value in found.items()}
     return table.drop(named), keys.get("id"), keys.get("time")
+
+
+def _refuse_twice(names: list[str]) -> None:
+    """Raise ValueError if two columns have the same name."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"The frame has the column{'s' * (len(twice) > 1)} {', '.join(map(repr, twice))} more "
+            f"than once. Rename or drop one of them."
+        )
 
 
 def _library(frame: Any) -> str:
@@ -294,13 +306,15 @@ def _uneven(index: SequenceIndex, distances: str) -> str:
 
 
 def _hole(index: SequenceIndex, holes: list[np.ndarray]) -> str:
+    assert index.spacing is not None
+    apart = index.clock.distance(index.spacing)
     count = sum(int(hole.sum()) for hole in holes)
     row = next(i for i, hole in enumerate(holes) if hole.any())
     at = int(holes[row].argmax())
     before, after = (index.clock.text(time) for time in index.times[row][at : at + 2])
     return (
         f"The times have {count} hole{'s' * (count != 1)}: from {index.time_name} {before} to "
-        f"{after}{index.among(row)}, where steps are {index.spacing} apart. If nothing was "
+        f"{after}{index.among(row)}, where steps are {apart} apart. If nothing was "
         f'observed there, aevb.sequences(frame, gaps="missing") adds missing steps; if the steps '
         f"follow one another, number them 0, 1, 2, … instead."
     )
@@ -310,13 +324,14 @@ def _filled(
     index: SequenceIndex, lines: Lines, positions: list[np.ndarray], count: int
 ) -> tuple[SequenceIndex, Lines, np.ndarray]:
     """Add the steps that are missing between the first and the last time of each sequence."""
+    assert index.spacing is not None
     added = sum(int(row[-1]) + 1 - len(row) for row in positions)
     if added > MOST * count:
         raise ValueError(
             f"Filling the holes would add {added:,} steps to {count:,} lines, because some lines "
-            f"are only {index.spacing} apart. Round the times, or number the steps 0, 1, 2, …."
+            f"are only {index.clock.distance(index.spacing)} apart. Round the times, or number the "
+            f"steps 0, 1, 2, …."
         )
-    assert index.spacing is not None
     filled, times = [], []
     for part, row, known in zip(
         np.split(lines.order, lines.starts[1:]), positions, index.times, strict=True

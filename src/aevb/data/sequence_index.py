@@ -6,16 +6,26 @@ same library: for the steps of the data, for later steps, or with one line per s
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
 from aevb.data.time_steps import DAY, Spacing
 
 ROW, STEP = "row", "step"
+# The units of the frequencies of pandas' periods; names changed with its version 2.2.
+PERIODS = {
+    **dict.fromkeys(("Y", "A"), "year"),
+    **{"Q": "quarter", "M": "month", "W": "week", "D": "day", "B": "business day"},
+    **dict.fromkeys(("h", "H"), "hour"),
+    **dict.fromkeys(("min", "T"), "minute"),
+    **dict.fromkeys(("s", "S"), "second"),
+}
 NO_SPACING = (
     "Every sequence has one step, so the time between two steps is unknown, and later steps have "
     "no time. Use the arrays of the result (mean, quantile), or number the steps 0, 1, 2, … of "
@@ -55,10 +65,24 @@ class Clock:
             series = nw.new_series("time", times, backend=library)  # type: ignore[arg-type]
             if self.utc:
                 zoned = series.dt.replace_time_zone("UTC").dt.convert_time_zone(self.zone)
-            else:
+            elif (instants := _instants(times, self.zone)) is None:
                 zoned = series.dt.replace_time_zone(self.zone)
+            else:
+                utc = nw.new_series("time", instants, backend=library)  # type: ignore[arg-type]
+                zoned = utc.dt.replace_time_zone("UTC").dt.convert_time_zone(self.zone)
             return zoned.to_native()
         return times.astype("datetime64[D]") if self.days else times
+
+    def distance(self, spacing: Spacing) -> str:
+        """Describe the time between two steps.
+
+        >>> Clock("period", frequency="Q-DEC").distance(Spacing("number", 2))
+        '2 quarters'
+        """
+        if self.kind != "period":
+            return str(spacing)
+        unit = PERIODS.get(str(self.frequency).lstrip("0123456789").partition("-")[0], "period")
+        return f"{spacing} {unit}{'s' * (spacing.size != 1)}"
 
     def text(self, time: Any) -> str:
         """Write one time for a message."""
@@ -87,6 +111,20 @@ class Clock:
         exact = times.astype(f"datetime64[{unit}]")
         texts = times if (exact != times).any() else exact
         return [text.replace("T", " ") for text in np.datetime_as_string(texts).tolist()]
+
+
+def _instants(times: np.ndarray, zone: str) -> np.ndarray | None:
+    """Return local times as times of UTC; None for a zone that is a fixed offset.
+
+    A time that the clock skips is moved forward, and of a repeated one the first is meant.
+    """
+    try:
+        place = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError):
+        return None
+    local: list[datetime.datetime] = times.astype("datetime64[us]").tolist()
+    shifts = [time.replace(tzinfo=place).utcoffset() or datetime.timedelta() for time in local]
+    return times - np.array(shifts, "timedelta64[us]")
 
 
 @dataclass(frozen=True)

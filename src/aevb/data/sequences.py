@@ -76,7 +76,7 @@ class Sequences(Mapping[str, "Sequences"]):
         n = len(lengths)
         what = "1 sequence" if n == 1 else f"{n} sequences"
         by = "" if index.ids is None else f" by {index.id_name}"
-        apart = "" if index.spacing is None else f", {index.spacing} apart"
+        apart = "" if index.spacing is None else f", {index.clock.distance(index.spacing)} apart"
         where = f"{index.time_name} {index.span(0)}" + (" in the first" if n > 1 else "")
         columns = ", ".join(self.names)
         return f"{what} of {steps} step{'s' * (high != 1)}{by} ({where}{apart}): {columns}"

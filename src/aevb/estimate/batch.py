@@ -623,11 +623,19 @@ def _real_steps(
             _check_lengths_of(length, n, count)
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
-        mask = numbers(STEPS, steps).to(timed.device).bool()
-        if check and mask.shape != (n, count):
+        marks = numbers(STEPS, steps).to(timed.device)
+        if check and marks.shape != (n, count):
             raise ValueError(
-                f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}]."
+                f"steps has shape {list(marks.shape)}; expected [N, T] = [{n}, {count}]."
             )
+        if check and bool((unknown := marks.isnan()).any()):
+            row, step = (int(i) for i in unknown.nonzero()[0])
+            raise ValueError(
+                f"steps is 1 at the real steps of a row and 0 after them; row {row} (from 0) has "
+                f"NaN at step {step}. For a step that was not observed put 1 here, and NaN into "
+                f"the data."
+            )
+        mask = marks.bool()
         real = mask.T
         late = real & ~torch.cat([torch.ones_like(real[:1]), real[:-1]])
         empty = ~real[0] & ~late.any(0)
