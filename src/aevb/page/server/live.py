@@ -1,7 +1,7 @@
 """The runs of a server: their parts, computed once for each checkpoint, and their news.
 
 While a run trains, its parts are computed again for new checkpoints only as far as that takes at
-most 2 % of one core.
+most 0.5 % of one core.
 """
 
 from __future__ import annotations
