@@ -27,7 +27,7 @@ WHAT = {
     CARD: "the model card",
     "model.json": "the declaration",
     "config.toml": "the settings, and a hash of the training rows",
-    "metrics.jsonl": "the numbers and notes recorded during training, without folders",
+    "metrics.jsonl": "the numbers and notes recorded during training",
     "data.json": "names of columns and files, and how columns are scaled",
     SCHEMA: "names, kinds, ranges and levels of the columns",
     "weights.safetensors": "the weights",
