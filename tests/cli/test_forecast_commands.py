@@ -300,3 +300,68 @@ def _frame(lines):
     import pandas as pd
 
     return pd.DataFrame(lines, columns=["id", "year", "x", "u"])
+
+
+DATED = """date,series,flow
+2024-01-31,north,910
+2024-02-29,north,930
+2024-03-31,north,
+2024-04-30,north,960
+2024-02-29,south,890
+2024-03-31,south,870
+2024-04-30,south,905
+"""
+
+
+def test_dates_and_words_number_the_results(place, monkeypatch, capsys):
+    """All commands take the file; the values are those of the same file with numbers."""
+    (place / "dated.csv").write_text(DATED)
+    months = {"2024-01-31": "1", "2024-02-29": "2", "2024-03-31": "3", "2024-04-30": "4"}
+    text = DATED.replace("date,series", "month,id").replace("north", "0").replace("south", "1")
+    for date, number in months.items():
+        text = text.replace(date, number)
+    (place / "numbers.csv").write_text(text)
+    found = {}
+    for name in ("dated", "numbers"):
+        data = place / f"{name}.csv"
+        out = run(
+            monkeypatch, capsys, "train", "models.py:level", "--data", data, "--out", name,
+            "--steps", 3, "--prepare", "standardise", "--schedule", "mle",
+        )  # fmt: skip
+        for command, more in {
+            "forecast": ["--steps", 2],
+            "smooth": [],
+            "encode": [],
+            "impute": [],
+        }.items():
+            file = place / f"{name}-{command}.csv"
+            out = run(monkeypatch, capsys, command, name, *more, "--out", file)
+            assert name != "dated" or "(date 2024-01-31 to 2024-04-30)" in out
+            found[name, command] = [line.split(",") for line in file.read_text().splitlines()]
+        run(monkeypatch, capsys, "evaluate", name)
+    for command in ("forecast", "smooth", "encode", "impute"):
+        dated, numbers = found["dated", command], found["numbers", command]
+        assert dated[0][:2] == ["series", "date"]
+        assert [line[2:] for line in dated] == [line[2:] for line in numbers]
+        assert [line[0] for line in dated[1:]] == [
+            ("north", "south")[int(line[0])] for line in numbers[1:]
+        ]
+        known = months | {"2024-05-31": "5", "2024-06-30": "6"}
+        assert [known[line[1]] for line in dated[1:]] == [line[1] for line in numbers[1:]]
+    assert len(found["dated", "impute"]) == 8
+    assert len(found["dated", "forecast"]) == 5
+    run(monkeypatch, capsys, "forecast", "dated", "--plot", "dated.png")
+    with Image.open("dated.png") as picture:
+        assert picture.width > 300
+
+
+def test_months_of_the_future_of_given_variables(place, monkeypatch, capsys):
+    lines = [("2023-10", 1, 0.5), ("2023-11", 2, 0.1), ("2023-12", 1, 0.3), ("2024-01", 2, 0.2)]
+    write(place / "past.csv", "month,x,u", lines)
+    trained(monkeypatch, capsys, "driven", "past.csv", "--schedule", "mle")
+    command = ["forecast", "run", "--steps", 2, "--out", "ahead.csv"]
+    assert "for month 2024-02 to 2024-03." in mistake(monkeypatch, capsys, *command)
+    write(place / "next.csv", "month,u", [("2024-02", 1), ("2024-03", 2)])
+    run(monkeypatch, capsys, *command, "--given", "next.csv")
+    found = [line.split(",")[0] for line in (place / "ahead.csv").read_text().splitlines()]
+    assert found == ["month", "2024-02", "2024-03"]

@@ -1,11 +1,14 @@
 """Runs of models with networks of the user, on the command line: --code names their file."""
 
+import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from aevb.cli import main
 from aevb.declare import serialization
+from aevb.page.server.workers import Job, Worker
 
 MODELS = """
 from torch import nn
@@ -16,8 +19,8 @@ def model(z, net):
 
 plain = model(2, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
 
-def build():
-    return model(3, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
+def build(z=3):
+    return model(z, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
 """
 
 
@@ -62,6 +65,57 @@ def test_a_wrong_file_is_named(run, file, message):
     code, out, err = run("--code", file, "models")
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_the_processes_of_a_page_read_the_file_too(run, monkeypatch, tmp_path):
+    pytest.importorskip("starlette", reason="the extra serve is not installed")
+    train = ("train", "models.py:plain", "--data", "digits", "--steps", "2", "--out", "run", "-q")
+    assert run(*train)[0] == 0
+    served = []
+    monkeypatch.setattr(
+        "aevb.page.server.app.create_app", lambda _, __, functions: served.append(functions)
+    )
+    monkeypatch.setattr("aevb.page.server.listening.listen", lambda _, socket, *__: socket.close())
+    for before in ((), ("--code", "models.py")):
+        assert run(*before, "serve", "run", "--port", "0")[0] == 0
+    job = Job("aevb.cli.page_subjects:section_json", (tmp_path / "run", "map"))
+
+    async def answered(functions):
+        worker = Worker("test", idle=False, names=[], prepare=functions.prepare)
+        try:
+            return (await worker.run(job)).text.decode()
+        finally:
+            await worker.close()
+
+    without, with_file = (asyncio.run(answered(functions)) for functions in served)
+    assert "has a network of your own in q(z|x)" in without
+    assert "has a network of your own" not in with_file
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "code"),
+    [
+        ("models.py:plain", (), "models.py"),
+        ("models.py:build", (), "models.py:build"),
+        ("models.py:build", ("--set", "z=4"), "models.py"),
+        ("library.py:plain", (), None),
+    ],
+)
+def test_the_page_beside_a_training_gets_the_file(
+    run, monkeypatch, tmp_path, model, settings, code
+):
+    (tmp_path / "library.py").write_text(
+        "from aevb import Bernoulli, Model, Normal\n"
+        'plain = Model(p={"z": Normal(2), "x | z": Bernoulli(64)}, q={"z | x": Normal()})\n'
+    )
+    beside = []
+    server = SimpleNamespace(stay=lambda: None, close=lambda: None)
+    monkeypatch.setattr(
+        "aevb.cli.serve.PageServer", lambda _, code: [beside.append(code), server][1]
+    )
+    train = ("train", model, *settings, "--data", "digits", "--steps", "1", "--out", "run", "-q")
+    assert run(*train, "--serve")[0] == 0
+    assert beside == [code]
 
 
 def test_devices_of_commands_are_checked(run):

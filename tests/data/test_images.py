@@ -170,6 +170,78 @@ def test_bytes_are_prepared_as_the_likelihood_requires() -> None:
         small(shape).prepare(x=GREYS.transpose(0, 2, 1))
 
 
+def videos(shape: tuple[int, ...], family: Any = ContinuousBernoulli) -> Model:
+    torch.manual_seed(0)
+    read = {"net": conv(3, hidden=6)} if len(shape) > 1 else {}
+    drawn = {"net": deconv(3, hidden=6)} if len(shape) > 1 else {}
+    return Model(
+        p={"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": family(shape, **drawn)},
+        q={"z[t] | x[t]": Normal(**read)},
+    )
+
+
+@pytest.mark.parametrize("as_list", [False, True], ids=["array", "list"])
+@pytest.mark.parametrize("shape", [(1, 5, 7), (3, 5, 7), (35,)], ids=str)
+def test_bytes_of_videos_are_pixels(shape: tuple[int, ...], as_list: bool) -> None:
+    frames = COLOURS if shape == (3, 5, 7) else GREYS
+    x: Any = [frames[:4], frames[4:7]] if as_list else np.stack([frames[:4], frames[4:8]])
+    first = np.moveaxis(frames, -1, 1) if frames.ndim == 4 else frames
+    model = videos(shape)
+    source = open_source(model.graph, {"x": x}, model._parameter())
+    seen, drawn = (
+        batch["x"].numpy() for batch in (model.prepare(x=x), source.take(torch.arange(2)))
+    )
+    expected = first[:4].reshape(4, -1)
+    np.testing.assert_allclose(seen[:4, 0], (expected + 0.5) / 256, rtol=1e-6)
+    assert source.pixels == {"x": "dequantise"}
+    assert np.array_equal((drawn[:4, 0] * 256).astype(int), expected)
+    assert float(seen.max()) < 1
+    run = fit(model, {"x": x}, steps=1, batch=2, progress=False)
+    assert any(row.get("kind") == "pixels prepared" for row in run.rows)
+
+
+def test_rows_of_bytes_per_step_are_numbers() -> None:
+    """A vector of bytes per step is a column of a table, as it is without time."""
+    assert not holds_pixels(videos((7,)).graph, "x", GREYS)
+    ones = (np.stack([GREYS, GREYS]) > 128).astype(np.uint8)
+    assert not holds_pixels(videos((1, 5, 7), Bernoulli).graph, "x", ones)
+
+
+@pytest.mark.parametrize("family", [ContinuousBernoulli, Bernoulli, Poisson])
+@pytest.mark.parametrize("of", ["images", "videos", "list of videos"])
+def test_masked_bytes_are_missing_pixels(family: Any, of: str) -> None:
+    """Known pixels are prepared as without the mask, and the masked ones are missing."""
+    model = small((1, 5, 7), family) if of == "images" else videos((1, 5, 7), family)
+    gone = np.random.default_rng(1).random(GREYS.shape) < 0.3
+    x: Any = np.ma.array(GREYS, mask=gone)
+    plain: Any = GREYS
+    if of == "videos":
+        x, plain = x.reshape(3, 3, 5, 7), plain.reshape(3, 3, 5, 7)
+    if of == "list of videos":
+        x, plain = [x[:4], x[4:7]], [plain[:4], plain[4:7]]
+    known, whole = model.prepare(x=x), model.prepare(x=plain)
+    there = known["x?"]
+    torch.testing.assert_close(known["x"], torch.where(there, whole["x"], 0.0))
+    count = {"images": 9, "videos": 9, "list of videos": 7}[of]
+    assert int((~there).sum()) == int(gone[:count].sum())
+    source = open_source(model.graph, {"x": x}, model._parameter())
+    assert source.pixels.keys() == {"x"}
+    drawn = source.take(torch.arange(source.n))
+    assert torch.equal(drawn["x?"], there)
+    tolerance = 0.5 / 256 if family is ContinuousBernoulli else 0
+    assert float((drawn["x"] - known["x"]).abs().max()) <= tolerance + 1e-6
+    all_gone = np.ma.array(GREYS, mask=True)
+    assert not holds_pixels(small((1, 5, 7)).graph, "x", all_gone)
+
+
+def test_videos_of_a_file_are_pixels(tmp_path: Path) -> None:
+    np.save(tmp_path / "videos.npy", np.stack([GREYS[:4], GREYS[4:8]]))
+    loaded = load(str(tmp_path / "videos.npy"), videos((1, 5, 7)).graph)
+    assert (loaded.recipe.prepare, loaded.recipe.levels) == ("dequantise", 256)
+    levels = np.asarray(loaded.train.data["x"])
+    assert 0 < levels.min() < levels.max() < 1
+
+
 # Data sets of the command line --------------------------------------------------------------------
 
 

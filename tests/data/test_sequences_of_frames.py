@@ -115,6 +115,24 @@ def test_results_are_those_of_arrays_in_the_index_of_the_frame():
     assert torch.equal(MODEL.elbo(x=x, u=u, seed=0).value, MODEL.elbo(**arrays, seed=0).value)
 
 
+def test_imputed_variables_without_time_are_repeated_whatever_their_shape():
+    """A variable of shape (3, 2) in sequences of 3 steps has no time axis."""
+    torch.manual_seed(0)
+    model = Model(
+        {"c": Normal(1), "s | c": Normal((3, 2), scale=1.0), "x[t] | c": Normal(1, scale=1.0)},
+        {"c | s": Normal()},
+    )
+    columns = [f"s{i}" for i in range(6)]
+    values = np.repeat(np.arange(12.0).reshape(2, 6), 3, 0)
+    frame = pd.DataFrame({"id": [0, 0, 0, 1, 1, 1], "x": np.arange(6.0)})
+    frame[columns] = values
+    frame.loc[1, "x"] = NAN
+    read = sequences(frame, id="id")
+    filled = model.impute(x=read["x"], s=read[columns], samples=2, seed=0).frame()
+    assert np.array_equal(filled[columns].to_numpy(), values)
+    assert np.isfinite(filled["x"]).all()
+
+
 def test_an_id_makes_sequences_and_comes_back():
     rows = [LONG[LONG.country == name] for name in ("no", "se")]
     arrays = {
@@ -503,3 +521,63 @@ def test_dates_and_ids_keep_their_types():
             assert found.schema["date"] == pl.Date
     arrow = pd.Series(0.0, pd.Index(pd.array(days, "timestamp[us][pyarrow]")))
     assert sequences(arrow).index.spacing.unit == "microsecond"
+
+
+@pytest.mark.parametrize(
+    ("frequency", "said"),
+    [
+        ("M", "1 month apart"),
+        ("2M", "2 months apart"),
+        ("Q", "1 quarter apart"),
+        ("Y-JUN", "1 year apart"),
+        ("W-TUE", "1 week apart"),
+        ("3h", "3 hours apart"),
+        ("15min", "15 minutes apart"),
+    ],
+)
+def test_the_distance_of_periods_has_a_unit(frequency, said):
+    periods = pd.period_range("2024-01", periods=4, freq=frequency)
+    frame = pd.DataFrame({"x": np.arange(4.0)}, index=periods)
+    assert said in repr(sequences(frame))
+    with pytest.raises(ValueError, match=f"where steps are {said}"):
+        sequences(frame.iloc[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pa.table], ids=["pandas", "pyarrow"])
+def test_a_column_that_occurs_twice_is_named(library):
+    columns = np.arange(6.0).reshape(3, 2)
+    frame = (
+        pd.DataFrame(columns, columns=["x", "x"])
+        if library is pd.DataFrame
+        else pa.table(list(columns.T), names=["x", "x"])
+    )
+    with pytest.raises(ValueError, match="The frame has the column 'x' more than once. Rename or"):
+        sequences(frame)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_a_local_time_that_does_not_exist_is_moved_forward(library):
+    """Clocks of Cairo skip the first hour of 2024-04-26, and repeat the last one of 2024-10-31."""
+    for first, later in (
+        ("2024-04-23", ["2024-04-26 01:00:00+03:00", "2024-04-27 00:00:00+03:00"]),
+        ("2024-10-29", ["2024-11-01 00:00:00+02:00", "2024-11-02 00:00:00+02:00"]),
+    ):
+        times = pd.date_range(first, periods=3, freq="D", tz="Africa/Cairo")
+        frame = pd.DataFrame({"time": times, "x": np.arange(3.0)})
+        data = {
+            "pandas": frame,
+            "polars": pl.from_pandas(frame),
+            "pyarrow": pa.Table.from_pandas(frame),
+        }[library]
+        found = WALK.forecast(steps=2, x=sequences(data, time="time")["x"]).frame()
+        column = found.index if library == "pandas" else found["time"].to_pandas()
+        assert [str(time) for time in column] == later
+
+
+def test_a_dated_series_of_one_step_is_drawn_by_numbers(tmp_path):
+    one = pd.Series([1.0], pd.DatetimeIndex(["2024-01-01"], name="day"), name="x")
+    found = WALK.forecast(steps=3, x=one)
+    found.plot(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="Every sequence has one step"):
+        found.frame()

@@ -10,6 +10,7 @@ from aevb import Model, Normal, OneHot, fit
 from aevb.data.datasets import load
 from aevb.data.files import layout, read_file, read_lines
 from aevb.data.sources import open_source
+from aevb.data.time_steps import Spacing
 
 YEARS, VOLUME = (
     np.arange(1871, 1881),
@@ -86,7 +87,8 @@ def test_rows_of_a_panel_have_their_own_numbers(tmp_path):
     )
     found, lines = read_lines(tmp_path / "t.csv", level().graph)
     assert [row.tolist() for row in found["x"]] == [[[3], [4], [5]], [[1], [2]]]
-    assert (lines.rows.tolist(), lines.begins.tolist(), lines.spacing) == ([3, 7], [1999, 2001], 1)
+    assert (lines.rows.tolist(), lines.begins.tolist()) == ([3, 7], [1999, 2001])
+    assert lines.spacing == Spacing("number", 1.0)
     assert lines.numbers(np.array([0, 0, 1]), np.array([0, 2, 1])) == [
         "3,1999,",
         "3,2001,",
@@ -164,22 +166,50 @@ REFUSED = {
         table("x,weight", VOLUME, VOLUME[::-1]),
         "its columns 'x' and 'weight' would be two steps of x",
     ),
-    "ids in words": (
+    "ids in words, one line each": (
         "subject,t,x\nA,0,1\nB,0,2\n",
-        "the column 'subject' holds words (A, B), not numbers. Number the rows in it (A = 0, B = "
-        "1)",
+        "its column 'subject' numbers the lines one by one, so each line would be a sequence",
+    ),
+    "an id is missing": (
+        "subject,t,x\nA,0,1\n,1,2\nA,2,3\n",
+        "row 1 (from 0) has no subject. Fill in the cell, or drop the line.",
     ),
     "names in words": (
         "country,t,x\nA,0,1\nB,0,2\n",
-        "If they name the sequences, number these in a column row.",
+        "If they name the sequences, rename the column to id.",
     ),
     "months beside a year": (
         "year,jan,feb\n2000,1,2\n2001,3,4\n",
         "because the column 'year' numbers them; if a line is a whole row",
     ),
-    "dates": (
-        "date,x\n2001-01-31,1\n2001-02-28,2\n",
-        "a date or a time, not a number. Number the steps 0, 1, 2, … in a column step",
+    "dates of another form": (
+        "date,x\n31/01/2001,1\n28/02/2001,2\n",
+        "line 2, column 'date' holds '31/01/2001', a date or a time, not a number. If it is the "
+        "time of a step, write it as 2024-03-01 or 2024-03-01 12:30 in a column date, or number "
+        "the steps 0, 1, 2, … in a column step",
+    ),
+    "dates of two forms": (
+        "date,x\n2001-01-31,1\n28/02/2001,2\n",
+        "its column 'date' has '28/02/2001' in row 1 (from 0), but '2001-01-31' in row 0. Write "
+        "all dates of it in one way",
+    ),
+    "a date is missing": (
+        "date,x\n2001-01-31,1\n,2\n2001-02-02,2\n",
+        "row 1 (from 0) has no date. Fill in the cell, or drop the line.",
+    ),
+    "a date occurs twice": (
+        "date,x\n2001-01-31,1\n2001-01-31,2\n2001-02-01,2\n",
+        "it has the date 2001-01-31 twice. If its lines belong to several rows",
+    ),
+    "a hole between dates": (
+        "id,date,x\na,2001-01-01,1\na,2001-01-02,2\nb,2001-01-03,1\nb,2001-01-05,2\n",
+        "row b goes from date 2001-01-03 to 2001-01-05, where steps are 1 day apart. Add lines "
+        "with empty cells for what lies between, or number the steps 0, 1, 2, … in a column step",
+    ),
+    "uneven dates": (
+        "date,x\n2001-01-01,1\n2001-01-03,2\n2001-01-06,1\n",
+        "some of its steps (date) are 2 days and 3 days apart, but all steps of a model have one "
+        "length. Round the times, or number the steps 0, 1, 2, … in a column step",
     ),
 }
 

@@ -254,27 +254,27 @@ BAD = {
     "length 0": (
         state,
         {"x": SEQUENCE, "lengths": [0, 1, 2, 3, 3]},
-        "lengths holds one number for each of the 5 rows, from 1 to 3.",
+        "lengths holds one number for each of the 5 rows, from 1 to 3; row 0 (from 0) has 0.",
     ),
     "length beyond T": (
         state,
         {"x": SEQUENCE, "lengths": [4, 1, 2, 3, 3]},
-        "lengths holds one number for each of the 5 rows, from 1 to 3.",
+        "lengths holds one number for each of the 5 rows, from 1 to 3; row 0 (from 0) has 4.",
     ),
     "lengths of other rows": (
         state,
         {"x": SEQUENCE, "lengths": [1, 2]},
-        "lengths holds one number for each of the 5 rows, from 1 to 3.",
+        "lengths holds one number for each of the 5 rows, from 1 to 3; it has shape [2].",
     ),
     "half a length": (
         state,
         {"x": SEQUENCE, "lengths": [1.5, 1, 2, 3, 3]},
-        "lengths holds one number for each of the 5 rows, from 1 to 3.",
+        "lengths holds one number for each of the 5 rows, from 1 to 3; row 0 (from 0) has 1.5.",
     ),
     "length NaN": (
         state,
         {"x": SEQUENCE, "lengths": [NAN, 1, 2, 3, 3]},
-        "lengths holds one number for each of the 5 rows, from 1 to 3.",
+        "lengths holds one number for each of the 5 rows, from 1 to 3; row 0 (from 0) has nan.",
     ),
     "steps and lengths": (
         state,
@@ -289,13 +289,19 @@ BAD = {
     "a gap": (
         state,
         {"x": SEQUENCE, "steps": put(np.ones((5, 3)), 0, 1, 1)},
-        "steps marks each row's real steps from the first on, without gaps. For a step that was "
-        "not observed put NaN into the data.",
+        "steps marks each row's real steps from the first on, without gaps; row 1 (from 0) has "
+        "step 2, but not the one before. For a step that was not observed put NaN into the data.",
+    ),
+    "steps NaN": (
+        state,
+        {"x": SEQUENCE, "steps": put(np.ones((5, 3)), NAN, 1, 2)},
+        "steps is 1 at the real steps of a row and 0 after them; row 1 (from 0) has NaN at step 2.",
     ),
     "a row of no steps": (
         state,
         {"x": SEQUENCE, "steps": put(np.ones((5, 3)), 0, 1)},
-        "steps marks each row's real steps from the first on",
+        "steps marks each row's real steps from the first on, without gaps; row 1 (from 0) has no "
+        "step.",
     ),
     "lengths without time": (
         vae,

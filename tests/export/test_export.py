@@ -20,7 +20,7 @@ from aevb import (
     linear,
     zoo,
 )
-from aevb.export import ExportError, operators, read_metadata, run_onnx, run_torch
+from aevb.export import ExportError, ExportWarning, operators, read_metadata, run_onnx, run_torch
 from aevb.export.choice import part_of
 from aevb.export.operators import LARGEST, NotInOnnxError
 from aevb.export.values import example
@@ -245,6 +245,26 @@ def test_a_torch_file_computes_the_models_numbers(tmp_path):
     found = run_torch(exported.path, {"x": x.numpy(), "noise.z": noise.numpy()})
     expected = model.elbo(x=x, noise={"z": noise.reshape(3, 1, 1, 2, 2)}).value
     np.testing.assert_allclose(found["elbo"], expected.detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda value: value + 0.5, "z.mean differs by 5.0e-01. Do not use these outputs"),
+        (lambda value: value * NAN, "z.mean has another shape, or NaN or infinite values in one"),
+        (lambda value: value[:, :1], "z.mean has another shape, or NaN or infinite values in one"),
+    ],
+)
+def test_a_file_that_computes_something_else_is_a_warning(tmp_path, monkeypatch, change, said):
+    def wrong(path, inputs):
+        found = run_torch(path, inputs)
+        return found | {"z.mean": change(found["z.mean"])}
+
+    monkeypatch.setattr(aevb.export, "run_torch", wrong)
+    with pytest.warns(ExportWarning, match="does not compute what the model does") as told:
+        exported = build("vae").export("torch", out=tmp_path / "encoder.pt2")
+    assert said in str(told[0].message)
+    assert exported.difference > 0.4
 
 
 def test_sequences_without_a_recurrence_have_any_number_of_steps(tmp_path):

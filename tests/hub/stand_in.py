@@ -20,6 +20,8 @@ class Hub(ThreadingHTTPServer):
         self.private: dict[str, bool] = {}
         self.cards: list[str] = []  # cards whose front matter was to be validated
         self.tokens: set[str | None] = set()
+        self.sizes: dict[str, int | None] = {}  # sizes that the hub tells, if not the true ones
+        self.fetched: list[str] = []
 
     @property
     def url(self) -> str:
@@ -89,12 +91,18 @@ class Handler(BaseHTTPRequestHandler):
                 self._json({"error": "Invalid rev id"}, 404, "RevisionNotFound")
             else:
                 siblings = [{"rfilename": one} for one in sorted(self.server.files[name])]
+                if "blobs=" in self.path:
+                    for one in siblings:
+                        content = self.server.files[name][one["rfilename"]]
+                        size = self.server.sizes.get(one["rfilename"], len(content))
+                        one |= {"size": size, "blobId": hashlib.sha1(content).hexdigest()}
                 commit = self.server.commit_of(name)
                 private = self.server.private.get(name, False)
                 about = {"id": name, "modelId": name, "sha": commit, "private": private}
                 self._json({**about, "siblings": siblings})
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             content = self.server.files[found[1]][found[3]]
+            self.server.fetched.append(found[3])
             headers = {
                 "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
                 "X-Repo-Commit": self.server.commit_of(found[1]),

@@ -1,8 +1,10 @@
 """Share runs: what is sent, that it comes back whole, and that damage and foreign files do not."""
 
+import hashlib
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +17,10 @@ import aevb
 from aevb import Model, Normal, Run, fit, load_run
 from aevb import hub as sharing
 from aevb.data.datasets import Recipe
-from aevb.training.checkpoint import CheckpointError, folders, read
+from aevb.hub.contents import FOLDERS_OF, staged
+from aevb.trackers import Tracker, TrackerWarning
+from aevb.training.checkpoint import CheckpointError, folders, read, write
+from aevb.training.events import FOLDER, LOCAL, Event
 
 DATA = "/home/somebody/ward 7.csv"
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -69,8 +74,6 @@ def test_only_the_files_of_a_run_are_listed(run):
 
 
 def test_the_published_run_has_no_folders_of_the_data_and_no_optimiser(run):
-    from aevb.hub.contents import staged
-
     with staged(run.out) as place:
         everything = b"".join(path.read_bytes() for path in place.rglob("*") if path.is_file())
         assert b"somebody" not in everything
@@ -93,6 +96,53 @@ def test_the_published_run_has_no_folders_of_the_data_and_no_optimiser(run):
         )
     with staged(run.out, resumable=True) as place:
         assert read(folders(place)[-1]).optimizer.keys() == whole.optimizer.keys()
+
+
+def test_notes_of_the_machine_are_not_published(tmp_path, run):
+    """The rows of the others stay, at both checkpoints, and the published history is whole."""
+
+    class Failing(Tracker):
+        def log(self, step, values):
+            raise ConnectionError("cannot reach tracker.somebody.example:443")
+
+    out = tmp_path / "somebody" / "run"
+    with pytest.warns(TrackerWarning):
+        fit(small(), {"x": X}, validation={"x": X}, out=out, trackers=[Failing()], **SETTINGS)
+    lock = out / ".lock"
+    noted = Event("not compiled", "run", "Not compiled: no /home/somebody/bin/gcc (x/y).").row(30)
+    add_to_history(out, noted, Event(FOLDER, "run", f"{lock} was removed.").row(30))
+    assert "somebody" in (out / "metrics.jsonl").read_text()
+    whole = Run.load(out)
+    kinds = [row["kind"] for row in whole.rows if "note" in row]
+    assert {"tracker failed", "folder", "not compiled"} <= {*kinds}
+    with staged(out) as place:
+        text = (place / "metrics.jsonl").read_text()
+        assert "somebody" not in text
+        assert "Not compiled: no gcc (x/y)." in text
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = Run.load(place)
+        assert [row for row in found.rows if "note" not in row] == [
+            row for row in whole.rows if "note" not in row
+        ]
+        assert {row["kind"] for row in found.rows if "note" in row}.isdisjoint(LOCAL)
+    for text in ("(x + u) / 256", "a/b/c", "https://hub.example.org/me/run", "1 / 2/3"):
+        assert FOLDERS_OF.sub("", text) == text
+    assert FOLDERS_OF.sub("", "in ~/runs/a.csv, /tmp/x/y.") == "in a.csv, y."
+
+
+def add_to_history(out, *rows):
+    """Write rows to the history of a run, as if they had been recorded before its last step."""
+    lines = [json.dumps(row) + "\n" for row in rows]
+    path = out / "metrics.jsonl"
+    path.write_text(path.read_text() + "".join(lines))
+    content = path.read_bytes()
+    record = {"lines": content.count(b"\n"), "sha256": hashlib.sha256(content).hexdigest()}
+    newest = folders(out)[-1]
+    one = read(newest)
+    keep = frozenset(read(folder).step for folder in folders(out))
+    shutil.rmtree(newest)
+    write(out, replace(one, state=one.state | {"history": record}), keep=keep)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
@@ -217,6 +267,26 @@ def test_a_repository_that_was_changed_is_refused_and_leaves_nothing(run, card, 
     with pytest.raises(ValueError, match="me/birds holds no run of aevb: model.json is missing"):
         sharing.pull("me/birds", out)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_too_large_is_refused_before_it_is_fetched(run, card, server, tmp_path):
+    sent = sharing.push(run, "me/birds", card=card)
+    total = sum(item.bytes for item in sent.items)
+    server.fetched.clear()
+    with pytest.raises(ValueError, match=f"allow it: most_bytes={total} .--most-bytes {total}."):
+        sharing.pull("me/birds", tmp_path / "birds", most_bytes=total - 1)
+    server.sizes["model.json"] = 3_000_000_000
+    with pytest.raises(
+        ValueError, match=r"has 3.0 GB \(its largest file, model.json, 3.0 GB\), but"
+    ):
+        sharing.pull("me/birds", tmp_path / "birds")
+    server.sizes["model.json"] = None
+    with pytest.raises(ValueError, match=r"does not say how large model.json of me/birds is"):
+        sharing.pull("me/birds", tmp_path / "birds")
+    assert (server.fetched, list(tmp_path.iterdir())) == ([], [])
+    # What is not fetched does not count.
+    server.sizes = {"old.py": 3_000_000_000}
+    assert sharing.pull("me/birds", tmp_path / "birds", most_bytes=total).is_dir()
 
 
 def test_what_is_not_there_is_named(server, run, tmp_path, monkeypatch):

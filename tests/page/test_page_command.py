@@ -235,7 +235,7 @@ def test_the_rows_of_a_run_that_trains_are_read_once(here, monkeypatch):
 def test_an_interrupted_training_leaves_its_page_open(monkeypatch):
     told = []
     server = SimpleNamespace(stay=lambda: told.append("stays"), close=lambda: told.append("ends"))
-    monkeypatch.setattr("aevb.cli.serve.PageServer", lambda folders: server)
+    monkeypatch.setattr("aevb.cli.serve.PageServer", lambda folders, code: server)
     for error in (None, typer.Exit(130), ValueError("no data")):
         with contextlib.suppress(typer.Exit, ValueError), page_beside([Path("run")], wanted=True):
             if error is not None:
@@ -244,7 +244,7 @@ def test_an_interrupted_training_leaves_its_page_open(monkeypatch):
 
 
 def test_no_page_is_opened_for_wrong_arguments(here, monkeypatch, capsys):
-    monkeypatch.setattr("aevb.cli.serve.PageServer", lambda folders: 1 / 0)
+    monkeypatch.setattr("aevb.cli.serve.PageServer", lambda folders, code: 1 / 0)
     code, _, error = command(
         monkeypatch, capsys, "train", "table.csv", "--hold-out", "2", "--serve"
     )

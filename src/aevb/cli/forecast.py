@@ -296,8 +296,10 @@ def _draw(
             return np.asarray(_in_units(model, recipe, name, whole)[..., entry])
 
         numbered = lines is not None and lines.keys.step is not None
-        start = lines.begins[row] if numbered and lines is not None else 0.0
-        spacing = lines.spacing if numbered and lines is not None else 1.0
+        times, times_ahead = (
+            lines.times(row, steps.astype(int)) if numbered and lines is not None else steps
+            for steps in (panel.times, panel.times_ahead)
+        )
         title = names[place]
         if len(forecast.lengths) > 1:
             number = row if lines is None or lines.keys.row is None else lines.rows[row]
@@ -307,8 +309,8 @@ def _draw(
             replace(
                 panel,
                 title=title,
-                times=start + spacing * panel.times,
-                times_ahead=start + spacing * panel.times_ahead,
+                times=times,
+                times_ahead=times_ahead,
                 past=undone(panel.past),
                 median=undone(panel.median),
                 bands=undone(panel.bands),

@@ -78,6 +78,7 @@ def _table(
 
     from aevb.data.frames import read_frame
     from aevb.data.sequences import future_in_arrays, sequences
+    from aevb.data.written_keys import read_written_keys
 
     lines = loaded.lines
     if lines is None and len(index.times) > 1:
@@ -87,6 +88,7 @@ def _table(
         )
     table = read_frame(path)
     keys = () if lines is None else lines.keys.names
+    known = None if lines is None else lines.keys
     for name in keys:
         if name not in table.column_names:
             raise ValueError(
@@ -105,6 +107,9 @@ def _table(
     table = table.select(
         [*keys, *dict.fromkeys(cell for cells in there.values() for cell in cells)]
     )
+    for name, key in ({} if known is None else read_written_keys(path, known)).items():
+        if key.clock.months:  # a frame has them as words
+            table = table.set_column(table.column_names.index(name), name, [key.values])
     read = sequences(
         table,
         id=None if lines is None else lines.keys.row,
@@ -138,17 +143,18 @@ def _index(loaded: Loaded, lengths: np.ndarray) -> SequenceIndex:
 
     lines = loaded.lines
     numbered = lines is not None and lines.keys.step is not None
-    begins = lines.begins if lines is not None and numbered else -lengths
-    spacing = lines.spacing if lines is not None and numbered else 1
     times = [
-        begin + spacing * np.arange(length) for begin, length in zip(begins, lengths, strict=True)
+        lines.times(row, np.arange(length))
+        if lines is not None and numbered
+        else np.arange(length) - length
+        for row, length in enumerate(lengths)
     ]
     return SequenceIndex(
         "pyarrow",
         lines.rows if lines is not None and lines.keys.row is not None else None,
         times,
-        Spacing("number", spacing),
-        Clock("number"),
+        lines.spacing if lines is not None and numbered else Spacing("number", 1),
+        Clock("number") if lines is None else lines.clock,
         None if lines is None else lines.keys.row,
         lines.keys.step if lines is not None and numbered else "step",
     )
@@ -162,4 +168,4 @@ def _span(loaded: Loaded, index: SequenceIndex, steps: int) -> str:
         return f"the {steps} steps after the end of each row"
     first, last = min(row[0] for row in ahead), max(row[-1] for row in ahead)
     each = f" of each {lines.keys.row}" if lines.keys.row is not None else ""
-    return f"{lines.keys.step} {first:.15g} to {last:.15g}{each}"
+    return f"{lines.keys.step} {index.clock.text(first)} to {index.clock.text(last)}{each}"

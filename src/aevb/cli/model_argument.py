@@ -168,6 +168,25 @@ def use_code(text: str) -> None:
             offer(model.graph, model.missing)
 
 
+def code_of(text: str, model: Model, settings: Sequence[str] | None = None) -> str | None:
+    """Return the argument of ``--code`` with which others read runs of this model.
+
+    None if the model has no networks or families of the user, or is not declared in a file. A
+    function that took ``settings`` is not named, because it would be called without them.
+    """
+    from aevb.declare.serialization import own_parts
+
+    path, colon, name = text.rpartition(":")
+    path, name = (path, name) if colon and path.endswith(".py") else (text, "")
+    parts = [part for entry in model.graph.entries() for part in (entry.spec, entry.spec.net)]
+    own = any(type(part).__module__.partition(".")[0] not in ("aevb", "builtins") for part in parts)
+    if not path.endswith(".py") or not (own or own_parts(model.graph)):
+        return None
+    module = sys.modules.get(_module_name(Path(path)))
+    built = inspect.isfunction(getattr(module, name, None)) if name else False
+    return text if built and not settings else path
+
+
 def _named(module: ModuleType, path: Path, name: str) -> object:
     if not hasattr(module, name):
         from aevb.model import Model
@@ -182,12 +201,15 @@ def _named(module: ModuleType, path: Path, name: str) -> object:
     return found
 
 
+def _module_name(path: Path) -> str:
+    # No importable module has such a name, so this shadows none.
+    return f"aevb model file {path.stem}"
+
+
 def _executed(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
-    module_name = (
-        f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
-    )
+    module_name = _module_name(path)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None

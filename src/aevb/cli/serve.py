@@ -26,6 +26,7 @@ OURS = (".lock", "model.json", "metrics.jsonl", "checkpoints")  # files that onl
 
 
 def serve(
+    context: typer.Context,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -78,7 +79,7 @@ def serve(
     from aevb.page.server.access import Access, is_loopback
     from aevb.page.server.app import create_app
     from aevb.page.server.listening import listen, open_socket
-    from aevb.page.server.workers import Functions
+    from aevb.page.server.workers import Functions, Job
 
     folders = folders_of(runs, follow=follow)
     if token is None and not is_loopback(host):
@@ -87,7 +88,9 @@ def serve(
         token = secrets.token_urlsafe(24)
     listener = open_socket(host, port)
     access = Access(host, listener.getsockname()[1], token)
-    app = create_app(folders, access, Functions(**FUNCTIONS))
+    code = context.find_root().params.get("code")
+    prepare = None if code is None else Job("aevb.cli.model_argument:use_code", (code,))
+    app = create_app(folders, access, Functions(**FUNCTIONS, prepare=prepare))
     if until_end_of_input:
         with contextlib.suppress(OSError, AttributeError):
             os.nice(19)
@@ -136,16 +139,16 @@ def check_installed() -> None:
 
 
 @contextlib.contextmanager
-def page_beside(folders: list[Path], *, wanted: bool) -> Iterator[None]:
+def page_beside(folders: list[Path], *, wanted: bool, code: str | None = None) -> Iterator[None]:
     """Show runs in the browser while they train in this process, and afterwards.
 
-    Ctrl-C stops the training, and the page stays open at a terminal until another one. An error
-    ends both.
+    ``code`` is the file with networks of the user that the runs need, as for ``--code``. Ctrl-C
+    stops the training, and the page stays open at a terminal until another one. An error ends both.
     """
     if not wanted:
         yield
         return
-    page = PageServer(folders)
+    page = PageServer(folders, code)
     try:
         yield
     except typer.Exit:  # the training was interrupted, and has said so
@@ -164,12 +167,12 @@ class PageServer:
     its own session, so that Ctrl-C does not reach it.
     """
 
-    def __init__(self, folders: list[Path]) -> None:
+    def __init__(self, folders: list[Path], code: str | None = None) -> None:
         check_installed()
-        self.folders = folders
-        command = [sys.executable, "-m", "aevb", "serve", "--follow", "--until-end-of-input", "--"]
+        self.folders, self.code = folders, [] if code is None else ["--code", code]
+        options = ["--follow", "--until-end-of-input", "--"]
         self.process = subprocess.Popen(
-            [*command, *map(str, folders)],
+            [sys.executable, "-m", "aevb", *self.code, "serve", *options, *map(str, folders)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -191,7 +194,7 @@ class PageServer:
 
     def stay(self) -> None:
         """Keep the page open for a user at a terminal until Ctrl-C; else end it."""
-        command = f"aevb serve {' '.join(shlex.quote(str(folder)) for folder in self.folders)}"
+        command = shlex.join(["aevb", *self.code, "serve", *map(str, self.folders)])
         if self.process.poll() is None and sys.stdin.isatty() and sys.stdout.isatty():
             print("The page stays open until Ctrl-C.")
             with contextlib.suppress(KeyboardInterrupt):

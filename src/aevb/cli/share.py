@@ -90,6 +90,9 @@ def pull(
     revision: Annotated[
         str | None, typer.Option(help="A branch, a tag or a commit; by default the newest.")
     ] = None,
+    most_bytes: Annotated[
+        int, typer.Option(help="The most bytes to fetch; a larger run is refused.", min=1)
+    ] = 2_000_000_000,
 ) -> None:
     """Fetch a run from a model hub and check its files against their hashes.
 
@@ -99,6 +102,7 @@ def pull(
     """
     from aevb import hub
 
-    place = hub.pull(name, out or Path(name.rpartition("/")[2] or name), revision=revision)
+    default = Path(name.rpartition("/")[2] or name)
+    place = hub.pull(name, out or default, revision=revision, most_bytes=most_bytes)
     print(f"The run is in {place}, and its files match their hashes.")
     print(f"Next: aevb sample {shlex.quote(str(place))} -n 5")

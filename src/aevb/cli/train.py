@@ -20,7 +20,7 @@ import typer
 from aevb.cli.completion import tables_and_models, words
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.missing_marks import marks_of, only_numbers
-from aevb.cli.model_argument import is_run, resolve
+from aevb.cli.model_argument import code_of, is_run, resolve
 from aevb.cli.options import (
     Data,
     Device,
@@ -62,6 +62,7 @@ SHOWN = 4  # columns of a variable to print
 
 @takes_settings
 def train(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -308,7 +309,8 @@ def train(
         "trackers": trackers,
     }
     check = loaded.test.data if loaded.test else None
-    with page_beside(places, wanted=serve and speaks):
+    code = code_of(model, found, set_) or context.find_root().params.get("code")
+    with page_beside(places, wanted=serve and speaks, code=code):
         try:
             with _advised(model):
                 made = fit(

@@ -35,7 +35,7 @@ from aevb.data.preparation import (
 )
 from aevb.data.tables import is_table
 from aevb.declare.graph import Graph
-from aevb.estimate.batch import holds_bytes, image_shape
+from aevb.estimate.batch import holds_bytes, holds_pixels, image_shape
 from aevb.estimate.keys import LENGTHS, STEPS, masks_of
 from aevb.estimate.places import Placed, places_of
 from aevb.runtime.checked_files import LONGEST_BESIDE, DataWarning, read_json
@@ -488,6 +488,8 @@ def _file(
             recipe = replace(recipe, image=list(image[1:]))
             if holds_bytes(data[x]) and recipe.known is None:
                 recipe = replace(recipe, prepare=default_preparation(graph, x))
+        elif graph.timed[x] and recipe.known is None and holds_pixels(graph, x, data[x]):
+            recipe = replace(recipe, prepare=default_preparation(graph, x))
     data = _flat(graph, x, data)
     test = None
     if recipe.validation is not None:

@@ -20,7 +20,6 @@ from aevb.data.image_folders import images, is_image_folder
 from aevb.data.long_tables import (
     Keys,
     Lines,
-    is_row,
     keys_of,
     lines_of,
     refuse_count,
@@ -28,8 +27,10 @@ from aevb.data.long_tables import (
 )
 from aevb.data.markers import LOOK, array_warnings, marker_warnings
 from aevb.data.parquet import ParquetRows
+from aevb.data.sequence_index import Key
 from aevb.data.tables import Header, Table, header, is_table, read_table
 from aevb.data.text_tables import FEW, WordsError
+from aevb.data.written_keys import read_written_keys
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS, STEPS
 from aevb.estimate.places import INDICES, Placed, Places
@@ -99,7 +100,9 @@ def read_lines(
         unused = [] if columns is None else _unused(path, header(path), graph, columns)
         # Sequences of different lengths, and lines in another order, need all rows at once.
         timed = any(graph.timed[name] for name in graph.shapes)
-        table = read_table(path, unused, missing, whole=timed)
+        keys = keys_of(header(path).names, graph) if timed else None
+        written = {} if keys is None else read_written_keys(path, keys)
+        table = read_table(path, unused, missing, whole=timed, written=written)
     except _ColumnsError:
         raise
     except (OSError, EOFError, ValueError) as error:
@@ -127,7 +130,7 @@ def read_lines(
         "leave its cells empty, or add --missing {marker}.",
     ):
         warnings.warn(warning, stacklevel=2)
-    return _split(path, table, graph, only, columns, check)
+    return _split(path, table, graph, only, columns, check, written)
 
 
 def _images(path: Path, graph: Graph, only: str | None) -> dict[str, Any]:
@@ -178,20 +181,13 @@ def _unreadable(path: Path, error: Exception, graph: Graph) -> ValueError:
     numbers = ", ".join(f"{word} = {i}" for i, word in enumerate(error.found[:3])) + (
         ", …" if len(error.found) > 3 else ""
     )
-    if graph.timed[first] and is_row(column):
-        return ValueError(
-            f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the rows "
-            f"in it ({numbers})."
-        )
     if column in graph.shapes and _labels(graph, column):
         return ValueError(
             f"{path}: the column {column!r} holds words ({shown}), not numbers. Number the "
             f"classes in it from 0 ({numbers})."
         )
     name = re.sub(r"\W|^(?=\d)", "_", column) if column else "c"
-    rows = (
-        " If they name the sequences, number these in a column row." if graph.timed[first] else ""
-    )
+    rows = " If they name the sequences, rename the column to id." if graph.timed[first] else ""
     parents = (
         ", ".join(dict.fromkeys(map(str, graph.reads("p", first)))) if first in graph.p else ""
     )
@@ -248,6 +244,7 @@ def _split(
     only: str | None,
     columns: Mapping[str, list[str]] | None,
     check: bool,
+    written: Mapping[str, Key],
 ) -> tuple[dict[str, Any], Lines | None]:
     """Split the columns of a table into arrays by variable.
 
@@ -316,7 +313,7 @@ def _split(
                 found | stacked,
                 INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide),
             ), None
-        by_row = lines_of(np.asarray(table.values), table.names, keys, table.lines)
+        by_row = lines_of(np.asarray(table.values), table.names, keys, table.lines, written)
         for name in taken if keys.step is None else ():
             if not _labels(graph, name):
                 refuse_count(found[name][by_row.order], taken[name], name)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from aevb.data.long_tables import Keys, Lines, row_among, step_among
-from aevb.data.sequence_index import ROW, STEP, Clock, SequenceIndex
-from aevb.data.time_steps import DAY, Spacing, UnevenError, spacing_of
+from aevb.data.sequence_index import ROW, STEP, Clock, Key, SequenceIndex
+from aevb.data.time_steps import Spacing, UnevenError, spacing_of
 
 MOST = 100  # steps added per line of the frame, at most
-
-
-@dataclass(frozen=True)
-class Key:
-    """A column of ids or times: its name, its values, and how times are written."""
-
-    name: Any
-    values: np.ndarray
-    clock: Clock = field(default_factory=lambda: Clock("number"))
-    utc: np.ndarray | None = None  # the times in UTC, if the frame's have a zone
-    level: Any = None  # the name of the level of an index of pandas, None if it has no name
 
 
 def split_keys(
@@ -43,6 +33,7 @@ def split_keys(
         # Whole numbers without a name may be what a selection left of the numbers of the lines, so
         # they are times only if nothing else is.
         numbers = found.pop("unnamed", None)
+    _refuse_twice(list(frame.column_names if library == "pyarrow" else frame.columns))
     table: nw.DataFrame[Any] = nw.from_native(frame, eager_only=True)
     if not len(table):
         raise ValueError("The frame has no lines; a sequence needs at least one step.")
@@ -66,8 +57,18 @@ def split_keys(
     if numbers is not None and "time" not in found and "id" not in found:
         found["time"] = numbers
     named = [value.name for value in found.values() if isinstance(value, nw.Series)]
-    keys = {word: _key(word, value, library) for word, value in found.items()}
+    keys = {word: key_of(word, value, library) for word, value in found.items()}
     return table.drop(named), keys.get("id"), keys.get("time")
+
+
+def _refuse_twice(names: list[str]) -> None:
+    """Raise ValueError if two columns have the same name."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"The frame has the column{'s' * (len(twice) > 1)} {', '.join(map(repr, twice))} more "
+            f"than once. Rename or drop one of them."
+        )
 
 
 def _library(frame: Any) -> str:
@@ -110,7 +111,7 @@ def _of_pandas_index(frame: Any, id: str | None, time: str | None) -> tuple[Any,
     return plain, {"id": levels[1 - second], "time": levels[second]}
 
 
-def _key(word: str, values: Any, library: str) -> Key:
+def key_of(word: str, values: Any, library: str) -> Key:
     """Read a column (or a level of an index of pandas) of ids or times."""
     if library == "pandas":
         import narwhals as nw
@@ -213,7 +214,7 @@ def index_of(
     keys = Keys(None if rows is None else str(rows.name), None)
     levels = (ROW if rows is None else rows.level, None if times is None else times.level)
     lines = Lines(order, starts, np.arange(len(starts)) if ids is None else ids,
-                  np.zeros(len(starts)), 1.0, keys)  # fmt: skip
+                  np.zeros(len(starts)), Spacing("number", 1.0), keys)  # fmt: skip
     library = _library(frame.to_native())
     if times is None:
         if rows is not None and len(starts) == count > 1:
@@ -234,7 +235,7 @@ def index_of(
                 library, ids, known, None, clock, id_name, times.name, order, levels=levels,
                 other_clock=other,
             )
-            for known, clock, other in _clocks(times, order, starts)
+            for known, clock, other in times.clocks(order, starts)
         ],
         by_id=rows is not None,
     )  # fmt: skip
@@ -244,21 +245,6 @@ def index_of(
     if not fill:
         raise ValueError(_hole(index, holes))
     return _filled(index, lines, positions, count)
-
-
-def _clocks(
-    times: Key, order: np.ndarray, starts: np.ndarray
-) -> list[tuple[list[np.ndarray], Clock, list[np.ndarray] | None]]:
-    """Return the clocks that may space the steps evenly: times by sequence, on each and the other.
-
-    A clock of a zone repeats and skips hours, UTC does not. Days may be even on either.
-    """
-    wall = np.split(times.values[order], starts[1:])
-    if times.utc is None:
-        return [(wall, times.clock, None)]
-    utc = np.split(times.utc[order], starts[1:])
-    in_utc = (utc, replace(times.clock, utc=True), wall)
-    return [in_utc] if _hourly(wall) else [(wall, times.clock, utc), in_utc]
 
 
 def _spaced(choices: list[SequenceIndex], *, by_id: bool) -> tuple[SequenceIndex, list[np.ndarray]]:
@@ -273,10 +259,6 @@ def _spaced(choices: list[SequenceIndex], *, by_id: bool) -> tuple[SequenceIndex
         else:
             return replace(index, spacing=spacing), positions
     raise ValueError(uneven)
-
-
-def _hourly(rows: list[np.ndarray]) -> bool:
-    return any(len(row) > 1 and np.abs(np.diff(row).astype(np.int64)).min() < DAY for row in rows)
 
 
 def _check_order(index: SequenceIndex, by_id: bool) -> None:
@@ -324,13 +306,15 @@ def _uneven(index: SequenceIndex, distances: str) -> str:
 
 
 def _hole(index: SequenceIndex, holes: list[np.ndarray]) -> str:
+    assert index.spacing is not None
+    apart = index.clock.distance(index.spacing)
     count = sum(int(hole.sum()) for hole in holes)
     row = next(i for i, hole in enumerate(holes) if hole.any())
     at = int(holes[row].argmax())
     before, after = (index.clock.text(time) for time in index.times[row][at : at + 2])
     return (
         f"The times have {count} hole{'s' * (count != 1)}: from {index.time_name} {before} to "
-        f"{after}{index.among(row)}, where steps are {index.spacing} apart. If nothing was "
+        f"{after}{index.among(row)}, where steps are {apart} apart. If nothing was "
         f'observed there, aevb.sequences(frame, gaps="missing") adds missing steps; if the steps '
         f"follow one another, number them 0, 1, 2, … instead."
     )
@@ -340,13 +324,14 @@ def _filled(
     index: SequenceIndex, lines: Lines, positions: list[np.ndarray], count: int
 ) -> tuple[SequenceIndex, Lines, np.ndarray]:
     """Add the steps that are missing between the first and the last time of each sequence."""
+    assert index.spacing is not None
     added = sum(int(row[-1]) + 1 - len(row) for row in positions)
     if added > MOST * count:
         raise ValueError(
             f"Filling the holes would add {added:,} steps to {count:,} lines, because some lines "
-            f"are only {index.spacing} apart. Round the times, or number the steps 0, 1, 2, …."
+            f"are only {index.clock.distance(index.spacing)} apart. Round the times, or number the "
+            f"steps 0, 1, 2, …."
         )
-    assert index.spacing is not None
     filled, times = [], []
     for part, row, known in zip(
         np.split(lines.order, lines.starts[1:]), positions, index.times, strict=True

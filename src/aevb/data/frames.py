@@ -79,7 +79,12 @@ def read_frame(path: str | Path, *, missing: Sequence[str] = ()) -> Any:
         raise ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
 
 
-def _read_parquet(path: Path) -> Any:
+def read_columns(path: Path, names: Sequence[str]) -> Any:
+    """Read some columns of a table as :func:`read_frame` does."""
+    return _read_text(path, (), names) if path.suffix in _TEXT else _read_parquet(path, names)
+
+
+def _read_parquet(path: Path, only: Sequence[str] | None = None) -> Any:
     import pyarrow as pa  # type: ignore[import-untyped]
 
     from aevb.data.parquet import open_dataset
@@ -88,12 +93,12 @@ def _read_parquet(path: Path) -> Any:
     found = open_dataset(path)
     distinct(found.schema.names)
     try:
-        return found.to_table()
+        return found.to_table(columns=None if only is None else list(only))
     except pa.ArrowException as error:
         raise ValueError(str(error).splitlines()[0]) from None
 
 
-def _read_text(path: Path, missing: Sequence[str]) -> Any:
+def _read_text(path: Path, missing: Sequence[str], only: Sequence[str] | None = None) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -113,7 +118,9 @@ def _read_text(path: Path, missing: Sequence[str]) -> Any:
                 read_options=read_options,
                 parse_options=parsing,
                 convert_options=csv.ConvertOptions(
-                    null_values=null_words(missing), strings_can_be_null=False
+                    null_values=null_words(missing),
+                    strings_can_be_null=False,
+                    include_columns=None if only is None else list(only),
                 ),
             )
         whole = [name for name, kind in _fields(found) if pa.types.is_integer(kind)]

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from aevb.data.sequence_index import NO_SPACING, Clock, Key
+from aevb.data.time_steps import ROUNDED, Spacing, UnevenError, spacing_of
 from aevb.declare.graph import Graph
 
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
@@ -35,8 +38,6 @@ STEPS = (
     "period",
 )
 COUNTED = 5  # fewest lines for an evenly rising column to count as a line number
-# Relative error allowed in the spacing of times, because months written in years are rounded.
-ROUNDED = 0.02
 # A column is sorted on purpose if its values have at least this many orders (as a logarithm).
 SORTED = math.log(20_000)
 
@@ -89,11 +90,6 @@ def _key(names: list[str], words: tuple[str, ...], what: str) -> str | None:
     return found[0] if found else None
 
 
-def is_row(name: str) -> bool:
-    """Return whether a column of this name numbers the rows."""
-    return name.lower() in ROWS or _is_id(name)
-
-
 def _is_id(name: str) -> bool:
     """Return whether a name ends in the word id: ``patient_id``, ``patientId``, ``Patient ID``."""
     return re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())[-1] == "id"
@@ -105,10 +101,11 @@ class Lines:
 
     order: np.ndarray  # the indices of the lines, sorted by row and step
     starts: np.ndarray  # where each row begins in that order
-    rows: np.ndarray  # the rows' numbers in the table
+    rows: np.ndarray  # the rows' numbers or words in the table
     begins: np.ndarray  # the number (time) of every row's first step,
-    spacing: float  # and the difference between two steps
+    spacing: Spacing | None  # and the difference between two steps; None if every row has one
     keys: Keys
+    clock: Clock = field(default_factory=lambda: Clock("number"))  # how the table writes times
 
     def sequences(self, values: np.ndarray) -> Any:
         """Return the values of each row at its steps.
@@ -142,23 +139,32 @@ class Lines:
 
     def numbers(self, rows: np.ndarray, steps: np.ndarray) -> list[str]:
         """Format these rows and steps as the first cells of a line, numbered as in the table."""
-        times = self.begins[rows] + self.spacing * steps
-        parts = [self.rows[rows].tolist()] * (self.keys.row is not None) + [
-            [f"{time:.15g}" for time in times]
-        ] * (self.keys.step is not None)
+        parts = [[_quoted(str(row)) for row in self.rows.tolist()]] * (self.keys.row is not None)
+        parts = [[part[row] for row in rows.tolist()] for part in parts]
+        if self.keys.step is not None:
+            parts.append(self.clock.cells(self.times(rows, steps)))
         return (
-            ["".join(f"{number}," for number in line) for line in zip(*parts, strict=True)]
+            ["".join(f"{cell}," for cell in line) for line in zip(*parts, strict=True)]
             if parts
             else [""] * len(rows)
         )
+
+    def times(self, rows: Any, steps: np.ndarray) -> np.ndarray:
+        """Return the times of these rows and steps, counted from 0."""
+        if self.spacing is not None:
+            return self.spacing.after(self.begins[rows], steps)
+        if (steps != 0).any():
+            raise ValueError(NO_SPACING)
+        return np.asarray(self.begins[rows])
 
     @property
     def span(self) -> str:
         """The first and last time in the table, as text; empty without a step column."""
         lengths = np.diff([*self.starts, len(self.order)])
-        last = self.begins + self.spacing * (lengths - 1)
+        last = self.times(np.arange(len(lengths)), lengths - 1)
         return (
-            f"{self.keys.step} {self.begins.min():.15g} to {last.max():.15g}"
+            f"{self.keys.step} {self.clock.text(self.begins.min())} to "
+            f"{self.clock.text(last.max())}"
             if self.keys.step
             else ""
         )
@@ -169,10 +175,12 @@ def lines_of(
     names: Sequence[str] | None,
     keys: Keys,
     numbers_of_lines: np.ndarray | None = None,
+    written: Mapping[str, Key] = MappingProxyType({}),
 ) -> Lines:
     """Sort the lines of a table by row and step; refuse a row with missing or repeated steps.
 
-    ``numbers_of_lines`` are the line numbers in the file, for messages.
+    ``numbers_of_lines`` are the line numbers in the file, for messages. ``written`` holds the ids
+    that are words and the times that are dates; the table has the numbers of the ids instead.
     """
     numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
     for key, column in zip((keys.row, keys.step), numbers, strict=True):
@@ -206,13 +214,21 @@ def lines_of(
             f"{keys.row!r}; if you mean sequences of one step, rename it to {ROWS[0]!r}"
         )
     time = np.arange(len(values), dtype=float) if numbers[1] is None else numbers[1]
+    dates = written.get(keys.step or "")
+    if dates is not None:
+        time = (dates.values if dates.utc is None else dates.utc).astype(np.int64)
     order = np.lexsort((time, row))
     rows, starts, counts = np.unique(row[order], return_index=True, return_counts=True)
     rows, ordered = rows.astype(np.int64), time[order]
+    if keys.row is not None and keys.row in written:
+        rows = written[keys.row].values[order[starts]]
+    one = Spacing("number", 1.0)
     if keys.step is None:
-        return Lines(order, starts, rows, np.zeros(len(rows)), 1.0, keys)
+        return Lines(order, starts, rows, np.zeros(len(rows)), one, keys)
+    if dates is not None:
+        return _dated(dates, order, starts, rows, keys)
     if keys.step != "step":
-        spacing = _spacing(ordered, starts, rows, keys)
+        spacing = Spacing("number", _spacing(ordered, starts, rows, keys))
         return Lines(order, starts, rows, ordered[starts], spacing, keys)
     first = 0 if (ordered <= 0).any() else 1
     expected = np.arange(len(ordered)) - np.repeat(starts, counts) + first
@@ -235,7 +251,56 @@ def lines_of(
             f"row {number} {what}. Number the steps of a row 0, 1, 2, …, and leave cells empty "
             f"where nothing was observed"
         )
-    return Lines(order, starts, rows, np.full(len(rows), float(first)), 1.0, keys)
+    return Lines(order, starts, rows, np.full(len(rows), float(first)), one, keys)
+
+
+def _quoted(cell: str) -> str:
+    """Write a cell of a text table, in quotes if it needs them."""
+    if not re.search(r'[,"\r\n]', cell):
+        return cell
+    doubled = cell.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _dated(
+    dates: Key, order: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys
+) -> Lines:
+    """Return the lines of a table whose times are dates, which must be evenly spaced."""
+    uneven = ""
+    number = f"or number the steps 0, 1, 2, … in a column step, and drop {keys.step!r}"
+    for times, clock, _ in dates.clocks(order, starts):
+        for row, each in zip(rows, times, strict=True):
+            where = f"row {row}" if keys.row else "it"
+            if (twice := np.diff(each).astype(np.int64) == 0).any():
+                raise ValueError(_twice(where, keys, clock.text(each[twice.argmax()])))
+        try:
+            spacing, positions = spacing_of(times)
+        except UnevenError as error:
+            uneven = uneven or (
+                f"some of its steps ({keys.step}) are {error} apart, but all steps of a model have "
+                f"one length. Round the times, {number}"
+            )
+            continue
+        for row, each, at in zip(rows, times, positions, strict=True):
+            if (hole := np.diff(at) > 1).any():
+                before, here = (clock.text(time) for time in each[hole.argmax() :][:2])
+                raise ValueError(
+                    f"{f'row {row}' if keys.row else 'it'} goes from {keys.step} {before} to "
+                    f"{here}, where steps are {spacing} apart. Add lines with empty cells for what "
+                    f"lies between, {number}"
+                )
+        begins = np.array([each[0] for each in times])
+        return Lines(order, starts, rows, begins, spacing, keys, clock)
+    raise ValueError(uneven)
+
+
+def _twice(where: str, keys: Keys, time: str) -> str:
+    """The error message for a time that occurs twice in a row."""
+    more = (
+        "" if keys.row
+        else ". If its lines belong to several rows, number the rows in a column row"
+    )  # fmt: skip
+    return f"{where} has the {keys.step} {time} twice{more}"
 
 
 def _column(values: np.ndarray, names: Sequence[str] | None, key: str | None) -> np.ndarray | None:
@@ -261,12 +326,7 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
         where = f"row {rows[np.searchsorted(starts, at, 'right') - 1]}" if keys.row else "it"
         before, here = f"{time[at - 1]:.15g}", f"{time[at]:.15g}"
         if twice.any():
-            more = (
-                ""
-                if keys.row
-                else ". If its lines belong to several rows, number the rows in a column row"
-            )
-            raise ValueError(f"{where} has the {keys.step} {here} twice{more}")
+            raise ValueError(_twice(where, keys, here))
         raise ValueError(
             f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} "
             f"apart. Add lines with empty cells for what lies between, or number the steps 0, 1, "

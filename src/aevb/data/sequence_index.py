@@ -6,16 +6,31 @@ same library: for the steps of the data, for later steps, or with one line per s
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
-from aevb.data.time_steps import Spacing
+from aevb.data.time_steps import DAY, Spacing
 
 ROW, STEP = "row", "step"
+# The units of the frequencies of pandas' periods; names changed with its version 2.2.
+PERIODS = {
+    **dict.fromkeys(("Y", "A"), "year"),
+    **{"Q": "quarter", "M": "month", "W": "week", "D": "day", "B": "business day"},
+    **dict.fromkeys(("h", "H"), "hour"),
+    **dict.fromkeys(("min", "T"), "minute"),
+    **dict.fromkeys(("s", "S"), "second"),
+}
+NO_SPACING = (
+    "Every sequence has one step, so the time between two steps is unknown, and later steps have "
+    "no time. Use the arrays of the result (mean, quantile), or number the steps 0, 1, 2, … of "
+    "longer sequences."
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,7 @@ class Clock:
     utc: bool = False  # whether the times inside are those of UTC, not of clocks of the zone
     frequency: Any = None  # of periods
     days: bool = False  # whether dates have no time of day
+    months: bool = False  # whether a text table writes dates as months, 2024-03
 
     def written(self, library: str, times: np.ndarray) -> Any:
         """Return times as a column of the library (for pandas, an index)."""
@@ -49,10 +65,24 @@ class Clock:
             series = nw.new_series("time", times, backend=library)  # type: ignore[arg-type]
             if self.utc:
                 zoned = series.dt.replace_time_zone("UTC").dt.convert_time_zone(self.zone)
-            else:
+            elif (instants := _instants(times, self.zone)) is None:
                 zoned = series.dt.replace_time_zone(self.zone)
+            else:
+                utc = nw.new_series("time", instants, backend=library)  # type: ignore[arg-type]
+                zoned = utc.dt.replace_time_zone("UTC").dt.convert_time_zone(self.zone)
             return zoned.to_native()
         return times.astype("datetime64[D]") if self.days else times
+
+    def distance(self, spacing: Spacing) -> str:
+        """Describe the time between two steps.
+
+        >>> Clock("period", frequency="Q-DEC").distance(Spacing("number", 2))
+        '2 quarters'
+        """
+        if self.kind != "period":
+            return str(spacing)
+        unit = PERIODS.get(str(self.frequency).lstrip("0123456789").partition("-")[0], "period")
+        return f"{spacing} {unit}{'s' * (spacing.size != 1)}"
 
     def text(self, time: Any) -> str:
         """Write one time for a message."""
@@ -62,8 +92,69 @@ class Clock:
             return str(pd.Period(ordinal=int(time), freq=self.frequency))
         if self.kind == "number":
             return f"{time:.15g}"
+        if self.months:
+            return str(time.astype("datetime64[M]"))
         text = str(time.astype("datetime64[s]")).replace("T", " ")
         return text.removesuffix(" 00:00:00") + (" UTC" if self.utc else "")
+
+    def cells(self, times: np.ndarray) -> list[str]:
+        """Write times as the cells of a text table.
+
+        >>> Clock("date", days=True).cells(np.array(["2024-01-01T00:00"], "datetime64[us]"))
+        ['2024-01-01']
+        """
+        if self.kind == "number":
+            return [f"{time:.15g}" for time in times]
+        if self.zone is not None:
+            return [time.isoformat(" ") for time in self.written("pyarrow", times).to_pylist()]
+        unit = "M" if self.months else "D" if self.days else "s"
+        exact = times.astype(f"datetime64[{unit}]")
+        texts = times if (exact != times).any() else exact
+        return [text.replace("T", " ") for text in np.datetime_as_string(texts).tolist()]
+
+
+def _instants(times: np.ndarray, zone: str) -> np.ndarray | None:
+    """Return local times as times of UTC; None for a zone that is a fixed offset.
+
+    A time that the clock skips is moved forward, and of a repeated one the first is meant.
+    """
+    try:
+        place = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError):
+        return None
+    local: list[datetime.datetime] = times.astype("datetime64[us]").tolist()
+    shifts = [time.replace(tzinfo=place).utcoffset() or datetime.timedelta() for time in local]
+    return times - np.array(shifts, "timedelta64[us]")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A column of ids or times: its name, its values, and how times are written."""
+
+    name: Any
+    values: np.ndarray
+    clock: Clock = field(default_factory=lambda: Clock("number"))
+    utc: np.ndarray | None = None  # the times in UTC, if the frame's have a zone
+    level: Any = None  # the name of the level of an index of pandas, None if it has no name
+
+    def clocks(
+        self, order: np.ndarray, starts: np.ndarray
+    ) -> list[tuple[list[np.ndarray], Clock, list[np.ndarray] | None]]:
+        """Return the clocks that may space the steps evenly.
+
+        Each has the times by sequence, on this clock and on the other one, if there is another.
+        A clock of a zone repeats and skips hours, UTC does not. Days may be even on either.
+        """
+        wall = np.split(self.values[order], starts[1:])
+        if self.utc is None:
+            return [(wall, self.clock, None)]
+        utc = np.split(self.utc[order], starts[1:])
+        in_utc = (utc, replace(self.clock, utc=True), wall)
+        return [in_utc] if _hourly(wall) else [(wall, self.clock, utc), in_utc]
+
+
+def _hourly(rows: list[np.ndarray]) -> bool:
+    return any(len(row) > 1 and np.abs(np.diff(row).astype(np.int64)).min() < DAY for row in rows)
 
 
 @dataclass(frozen=True)
@@ -97,11 +188,7 @@ class SequenceIndex:
     def ahead(self, steps: int) -> list[np.ndarray]:
         """Return the times of the ``steps`` steps after the end of each sequence."""
         if self.spacing is None:
-            raise ValueError(
-                "Every sequence has one step, so the time between two steps is unknown, and later "
-                "steps have no time. Use the arrays of the result (mean, quantile), or number the "
-                "steps 0, 1, 2, … of longer sequences."
-            )
+            raise ValueError(NO_SPACING)
         return [self.spacing.after(row[-1], np.arange(1, steps + 1)) for row in self.times]
 
     def span(self, row: int) -> str:

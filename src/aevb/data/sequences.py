@@ -15,8 +15,9 @@ import numpy as np
 
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
-from aevb.data.long_tables import ROUNDED, Lines
+from aevb.data.long_tables import Lines
 from aevb.data.sequence_index import SequenceIndex
+from aevb.data.time_steps import ROUNDED
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
 
@@ -75,7 +76,7 @@ class Sequences(Mapping[str, "Sequences"]):
         n = len(lengths)
         what = "1 sequence" if n == 1 else f"{n} sequences"
         by = "" if index.ids is None else f" by {index.id_name}"
-        apart = "" if index.spacing is None else f", {index.spacing} apart"
+        apart = "" if index.spacing is None else f", {index.clock.distance(index.spacing)} apart"
         where = f"{index.time_name} {index.span(0)}" + (" in the first" if n > 1 else "")
         columns = ", ".join(self.names)
         return f"{what} of {steps} step{'s' * (high != 1)}{by} ({where}{apart}): {columns}"

@@ -506,15 +506,15 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
     """
     if isinstance(data, Source):
         return data
-    arrays = read_arrays(data, graph)
+    raw = read_arrays(data, graph)
+    arrays = Placed({name: unmasked(value) for name, value in raw.items()}, places_of(raw))
     pixels = {
         name: default_preparation(graph, name)
-        for name, value in arrays.items()
+        for name, value in raw.items()
         if holds_pixels(graph, name, value)
     }
     for name, how in pixels.items():
-        value, flat = arrays[name], len(graph.shapes[name]) == 1
-        arrays[name] = prepare_levels(how, value.reshape(len(value), -1) if flat else value, 256)
+        arrays[name] = prepare_levels(how, _flattened(graph, name, arrays[name]), 256)
     source = _opened(graph, arrays, like, told)
     source.pixels = pixels
     return source
@@ -537,13 +537,17 @@ def _opened(graph: Graph, arrays: dict[str, Any], like: Tensor, told: Told | Non
     return Resident(graph, values, like, places_of(arrays))
 
 
+def _flattened(graph: Graph, name: str, pixels: Any) -> Any:
+    """Return images, or the images of videos, as rows if the variable is declared flat."""
+    if len(graph.shapes[name]) > 1:
+        return pixels
+    if isinstance(pixels, list | tuple):
+        return [row.reshape(len(row), -1) for row in pixels]
+    return pixels.reshape(*pixels.shape[: 2 if graph.timed[name] else 1], -1)
+
+
 def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
-    """Return one array per variable; masked entries of masked arrays become missing (NaN)."""
-    arrays = _arrays(data, graph)
-    return Placed({name: unmasked(value) for name, value in arrays.items()}, places_of(arrays))
-
-
-def _arrays(data: Any, graph: Graph) -> dict[str, Any]:
+    """Return one array per variable, as the user passed it."""
     if isinstance(data, torch.utils.data.DataLoader):
         data = dataset_of(data)
     if isinstance(data, str | Path):

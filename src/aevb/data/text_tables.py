@@ -392,8 +392,9 @@ def _cell(
         )
     if _DATE.fullmatch(text):
         raise ValueError(
-            f"{place}, a date or a time, not a number. Number the steps 0, 1, 2, … in a column "
-            f"step, or leave the column out"
+            f"{place}, a date or a time, not a number. If it is the time of a step, write it as "
+            f"2024-03-01 or 2024-03-01 12:30 in a column date, or number the steps 0, 1, 2, … in a "
+            f"column step; otherwise leave the column out"
         )
     if re.match(r"[^\w]*\d", text):
         raise ValueError(

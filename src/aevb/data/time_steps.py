@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from aevb.data.long_tables import ROUNDED
-
+# Relative error allowed in the spacing of times, because months written in years are rounded.
+ROUNDED = 0.02
 DAY = 86_400_000_000  # microseconds
 UNITS = (("day", DAY), ("hour", DAY // 24), ("minute", DAY // 1440), ("second", DAY // 86400))
 

@@ -23,7 +23,7 @@ from aevb.diagnostics.latents import judge
 from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
 from aevb.diagnostics.scales import ScaleSums
 from aevb.diagnostics.usage import UsageSums
-from aevb.estimate.batch import Batch, split_latents
+from aevb.estimate.batch import Batch, split_latents, unmasked
 from aevb.estimate.metric_names import kl_term
 from aevb.model import Model
 from aevb.predictive.replicate import some_rows
@@ -222,7 +222,7 @@ def _labels(
 
 def _numbers(labels: Any) -> np.ndarray:
     """Convert labels or one-hot rows to class numbers, −1 if unknown."""
-    found = np.nan_to_num(np.asarray(labels).astype(float), nan=-1.0)
+    found = np.nan_to_num(np.asarray(unmasked(labels)).astype(float), nan=-1.0)
     return (
         np.where(found.max(-1) > 0, found.argmax(-1), -1.0)
         if found.ndim == 2 and found.shape[-1] > 1

@@ -70,12 +70,16 @@ def prepare(
     for name in need:
         if data.get(name) is None:
             raise ValueError(_lacking(graph, name))
+    # Padding and missing entries turn bytes into other numbers.
+    pixels = {name for name, value in data.items() if holds_pixels(graph, name, value)}
     data, lengths = pad(graph, data, steps, lengths)
     batch: Batch = {}
     masks: Batch = {}
     for name, value in data.items():
         if value is not None:
-            batch[name], mask = _layout(graph, name, value, like, first_row, places)
+            batch[name], mask = _layout(
+                graph, name, value, like, first_row, places, pixels=name in pixels
+            )
             if mask is not None:
                 masks[mask_of(name)] = mask
     _check_lengths(graph, batch)
@@ -373,7 +377,14 @@ def _no_numbers(name: str, value: Any, array: np.ndarray) -> str:
 
 
 def _layout(
-    graph: Graph, name: str, value: Any, like: Tensor, first_row: int, places: Places
+    graph: Graph,
+    name: str,
+    value: Any,
+    like: Tensor,
+    first_row: int,
+    places: Places,
+    *,
+    pixels: bool,
 ) -> tuple[Tensor, Tensor | None]:
     tensor = numbers(name, value)
     shape, time = graph.shapes[name], 1 if graph.timed[name] else 0
@@ -390,13 +401,12 @@ def _layout(
         return vectors, None if bool(known.all()) else known
     expected = ", ".join([axes, *map(str, shape)]) + "]"
     alone = tensor.dim() == 1 + time and shape == (1,)
-    pixels = holds_pixels(graph, name, tensor)
     if (
         tensor.shape[1 + time :] != shape
         and not alone
         and not (tensor.dim() == 2 + time and tensor.shape[-1] == d)
         and not _is_image_of(shape, tensor.shape[1 + time :])
-        and not (pixels and len(shape) == 1 and math.prod(tensor.shape[1:]) == d)
+        and not (pixels and len(shape) == 1 and math.prod(tensor.shape[1 + time :]) == d)
     ):
         fix = ""
         if len(shape) == 3 and (found := image_shape(tensor.shape[1 + time :])) is not None:
@@ -460,18 +470,25 @@ def image_shape(found: tuple[int, ...]) -> tuple[int, ...] | None:
 def holds_pixels(graph: Graph, name: str, value: Any) -> bool:
     """Whether an array holds images as bytes: grey levels from 0 to 255, not the model's numbers.
 
-    Bytes that are all 0 or 1 are numbers.
+    For a variable with time it holds videos, or is a list of them. Bytes that are all 0 or 1 are
+    numbers. Entries of a masked array may be missing.
     """
+    if name not in graph.shapes or graph.size(name) == 1:
+        return False
+    if graph.timed[name] and isinstance(value, list | tuple):
+        return all(map(holds_bytes, value)) and any(
+            holds_pixels(graph, name, row[None]) for row in value
+        )
     if not holds_bytes(value):
         return False
-    if name not in graph.shapes or graph.timed[name] or graph.size(name) == 1:
-        return False
-    if len(value.shape) < 3 and len(graph.shapes[name]) < 3:
+    if len(value.shape) < 3 + graph.timed[name] and len(graph.shapes[name]) < 3:
         return False  # columns of a table
     if name not in graph.given and graph.rule("p", name).spec.categorical:
         return False
     some = value[:: max(1, len(value) // 1000)]  # not only the first, which may be black
-    return bool(len(some)) and int(some.max()) > 1
+    if isinstance(some, np.ma.MaskedArray):
+        some = some.filled(0)
+    return bool(math.prod(some.shape)) and int(some.max()) > 1
 
 
 def middle_of_bytes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Tensor:
@@ -482,7 +499,7 @@ def middle_of_bytes(graph: Graph, name: str, tensor: Tensor, like: Tensor) -> Te
     levels = tensor.to(like.device).to(like.dtype)
     how = "dequantise" if name in graph.given else graph.rule("p", name).spec.preparation
     if how == "threshold":
-        return (levels >= 128).to(like.dtype)
+        return torch.where(levels.isnan(), levels, (levels >= 128).to(like.dtype))
     return levels if how == "counts" else (levels + 0.5) / 256
 
 
@@ -606,11 +623,19 @@ def _real_steps(
             _check_lengths_of(length, n, count)
         real = torch.arange(count, device=timed.device)[:, None] < length[None, :]
     else:
-        mask = numbers(STEPS, steps).to(timed.device).bool()
-        if check and mask.shape != (n, count):
+        marks = numbers(STEPS, steps).to(timed.device)
+        if check and marks.shape != (n, count):
             raise ValueError(
-                f"steps has shape {list(mask.shape)}; expected [N, T] = [{n}, {count}]."
+                f"steps has shape {list(marks.shape)}; expected [N, T] = [{n}, {count}]."
             )
+        if check and bool((unknown := marks.isnan()).any()):
+            row, step = (int(i) for i in unknown.nonzero()[0])
+            raise ValueError(
+                f"steps is 1 at the real steps of a row and 0 after them; row {row} (from 0) has "
+                f"NaN at step {step}. For a step that was not observed put 1 here, and NaN into "
+                f"the data."
+            )
+        mask = marks.bool()
         real = mask.T
         late = real & ~torch.cat([torch.ones_like(real[:1]), real[:-1]])
         empty = ~real[0] & ~late.any(0)

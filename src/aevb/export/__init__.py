@@ -7,6 +7,8 @@ named inputs and outputs (:mod:`aevb.export.files`).
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -31,11 +33,21 @@ from aevb.posterior.training_record import Teaching
 from aevb.runtime.evaluation_mode import evaluating
 from aevb.version import __version__
 
-__all__ = ["ExportError", "Exported", "read_metadata", "run_onnx", "run_torch"]
+__all__ = ["ExportError", "ExportWarning", "Exported", "read_metadata", "run_onnx", "run_torch"]
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 # The rows and steps of the check: others than those of the example that was traced.
 ROWS, STEPS = 7, 9
+# The largest difference without a warning, by precision: rounding of a long computation.
+TOLERANCE = {"float32": 1e-3, "float64": 1e-8}
+
+
+class ExportWarning(UserWarning):
+    """A file whose outputs differ from those of the model by more than rounding.
+
+    >>> str(ExportWarning("z.sd has other values."))
+    'z.sd has other values.'
+    """
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,9 @@ class Exported:
         dtype: The precision of all inputs (but ``start``) and outputs.
         difference: The largest difference |a − b| / max(1, |b|) between the file's outputs a and
             the model's b, for another number of rows than that of the export and with missing
-            entries; None if it was not measured.
+            entries; None if it was not measured. Infinite if an output has another shape, or is
+            NaN in one of the two only. Above 1e-3 (1e-8 in double precision) an
+            :class:`ExportWarning` names the output.
 
     >>> import os, tempfile
     >>> from aevb import zoo
@@ -125,7 +139,10 @@ def export_model(
             files.write_torch(program, path, facts)
         difference = None
         if check and (format != "onnx" or files.has_onnxruntime()):
-            difference = max(differences(part, path).values())
+            found = differences(part, path)
+            difference = max(found.values())
+            if difference > TOLERANCE[facts["dtype"]]:
+                _warn(path, found, TOLERANCE[facts["dtype"]])
     return Exported(path, format, what, inputs, outputs, told, facts["dtype"], difference)
 
 
@@ -139,6 +156,23 @@ def differences(
     run = run_onnx if path.suffix == SUFFIXES["onnx"] else run_torch
     found = run(path, {name: value.numpy() for name, value in values.items()})
     return {name: _difference(found[name], value) for name, value in expected.items()}
+
+
+def _warn(path: Path, found: Mapping[str, float], tolerance: float) -> None:
+    wrong = {name: value for name, value in found.items() if value > tolerance}
+    listed = ", ".join(
+        f"{name} has another shape, or NaN or infinite values in one of the two only"
+        if math.isinf(value)
+        else f"{name} differs by {value:.1e}"
+        for name, value in wrong.items()
+    )
+    other = "torch" if path.suffix == SUFFIXES["onnx"] else "onnx"
+    warnings.warn(
+        f"{path} does not compute what the model does (tolerance {tolerance:.0e}): {listed}. Do "
+        f"not use these outputs of the file. Try model.double(), or the format {other!r}.",
+        ExportWarning,
+        stacklevel=4,
+    )
 
 
 def _difference(found: np.ndarray, expected: np.ndarray) -> float:

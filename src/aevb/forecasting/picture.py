@@ -57,7 +57,7 @@ def plot(
     At most ``panels`` of them are drawn; the picture says so. ``past`` is the number of past steps
     to show. The first step of a row has the time ``start``, and steps are ``spacing`` apart;
     ``time`` names the axis. ``columns`` names the entries of all variables. If the past was a
-    frame, times and names are those of the frame.
+    frame, times and names are those of the frame; series of one step have numbers as times.
     """
     if isinstance(panels, bool) or not isinstance(panels, int) or panels < 1:
         raise ValueError(f"panels is the largest number of panels, from 1 on. Got {panels!r}.")
@@ -69,7 +69,7 @@ def plot(
             f"columns names the {wanted} entries of {', '.join(forecast.mean)}; got {len(named)}."
         )
     index = forecast.index
-    if index is not None and time == "step":
+    if index is not None and index.spacing is not None and time == "step":
         time = str(index.time_name)
     every = panels_of(forecast, named, start, spacing)
     save(fan(list(every), time=time, panels=panels, past=past), path)
@@ -92,7 +92,8 @@ def panels_of(
     }
     lengths = forecast.lengths.cpu().numpy()
     index = forecast.index
-    ahead = None if index is None else index.ahead(forecast.steps)
+    # The dates of later steps are unknown if each series has one step: then steps are numbered.
+    ahead = None if index is None or index.spacing is None else index.ahead(forecast.steps)
     for row, length in enumerate(lengths):
         titles = iter(columns or ())
         times = start + spacing * np.arange(length)
@@ -100,6 +101,7 @@ def panels_of(
         among = f", row {row}" if len(lengths) > 1 else ""
         if index is not None and ahead is not None:
             times, times_ahead = index.drawn(index.times[row]), index.drawn(ahead[row])
+        if index is not None:
             among = "" if index.ids is None else f", {index.id_name} {index.ids[row]}"
         for name, whole in quantiles.items():
             past = (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from aevb.data.datasets import Recipe
 from aevb.loading import load
 from aevb.runtime.checked_files import seal
 from aevb.training.checkpoint import Checkpoint, folder_of, folders, read, write
+from aevb.training.events import LOCAL
 from aevb.training.run import load_run, recipe_of
 from aevb.training.run_folder import SCHEMA
 
@@ -38,6 +40,8 @@ ALLOWED = re.compile(
     r"weights\.safetensors|manifest\.json|"
     r"checkpoints/step-\d{1,12}/(weights\.safetensors|optimizer\.safetensors|manifest\.json))"
 )
+# The folders of an absolute path within a note.
+FOLDERS_OF = re.compile(r"(?<![\w.~/])~?(/[^\s/\"'(),:;]+)+/(?=[^\s/])")
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ def contents(
 
     These are the declaration, the settings, the recorded numbers, the weights of the best and of
     the last step, and what is known of the columns: names, kinds, scaling and, for a table, levels
-    and ranges. Rows of the data, paths of folders, and other files in the run's folder are not
-    sent.
+    and ranges. Rows of the data, paths of folders, notes that concern this machine, and other files
+    in the run's folder are not sent.
 
     Arguments:
         run: The folder of a run, or of a saved model.
@@ -150,24 +154,73 @@ def _stage_run(run: Path, place: Path, resumable: bool, modules: Mapping[str, An
     chosen = [last]
     if best is not None and best["step"] != last.step:
         chosen = [read(folder_of(run, best["step"])), last]
-    _copy(run, place, "model.json", "config.toml", "metrics.jsonl", SCHEMA)
+    _copy(run, place, "model.json", "config.toml", SCHEMA)
+    history = History(run / "metrics.jsonl")
+    (place / "metrics.jsonl").write_bytes(b"".join(history.published))
     recipe = recipe_of(run)
     if recipe is not None:
         recipe = _without_folders(recipe)
         (place / "data.json").write_text(recipe.text(), encoding="utf-8")
     kept = frozenset(one.step for one in chosen)
     for one in chosen:
-        write(place, _published(one, recipe, resumable), keep=kept)
+        write(place, _published(one, recipe, history, resumable), keep=kept)
 
 
-def _published(one: Checkpoint, recipe: Recipe | None, resumable: bool) -> Checkpoint:
-    """Return a checkpoint for others, which names the published data.json."""
+def _published(
+    one: Checkpoint, recipe: Recipe | None, history: History, resumable: bool
+) -> Checkpoint:
+    """Return a checkpoint for others, which names the published data.json and history."""
     beside = dict(one.beside)
     if recipe is not None:
         beside["data.json"] = seal(json.loads(recipe.text()))
+    state = dict(one.state)
+    if state.get("history") is not None:
+        state["history"] = history.record(state["history"])
     if resumable:
-        return replace(one, beside=beside)
-    return replace(one, optimizer={}, state=one.state | {"resumable": False}, beside=beside)
+        return replace(one, state=state, beside=beside)
+    return replace(one, optimizer={}, state=state | {"resumable": False}, beside=beside)
+
+
+class History:
+    """The lines of a ``metrics.jsonl``, and those for others, b"" for a line that is left out.
+
+    Notes that concern the machine of the run are left out, and paths in others lose their folders.
+    """
+
+    def __init__(self, path: Path) -> None:
+        content = path.read_bytes() if path.is_file() else b""
+        self.lines = content.splitlines(keepends=True)
+        self.published = [_published_line(line) for line in self.lines]
+
+    def record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the number and the hash of the published lines up to a checkpoint.
+
+        A history that is not the one that the checkpoint records stays so.
+        """
+        count = record["lines"]
+        if _hash(self.lines[:count]) != record["sha256"]:
+            return record
+        kept = [line for line in self.published[:count] if line]
+        return {"lines": len(kept), "sha256": _hash(kept)}
+
+
+def _published_line(line: bytes) -> bytes:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return b""
+    if not isinstance(row, dict) or "note" not in row:
+        return line
+    if row.get("kind") in LOCAL:
+        return b""
+    texts = {
+        name: FOLDERS_OF.sub("", value) for name, value in row.items() if isinstance(value, str)
+    }
+    return line if texts.items() <= row.items() else json.dumps(row | texts).encode() + b"\n"
+
+
+def _hash(lines: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def _without_folders(recipe: Recipe) -> Recipe:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aevb.declare.registry import UnknownNetworkError
 from aevb.declare.serialization import own_parts
-from aevb.hub.contents import ALLOWED, CARD, SAVED, Item, items, staged
+from aevb.hub.contents import ALLOWED, CARD, SAVED, Item, items, size_text, staged
 from aevb.loading import load
 from aevb.model_card import ModelCard, card_of
 from aevb.page.sections import Opened
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MOST_FILES = 100  # files of a repository that are fetched
+MOST_BYTES = 2_000_000_000  # bytes that are fetched, unless the caller allows more
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -157,6 +158,7 @@ def pull(
     revision: str | None = None,
     token: str | None = None,
     modules: Mapping[str, Any] | None = None,
+    most_bytes: int = MOST_BYTES,
 ) -> Path:
     """Fetch a run from a model hub, and check it.
 
@@ -170,13 +172,14 @@ def pull(
         token: A token of the hub. By default the one that ``hf auth login`` has stored.
         modules: Your own torch modules and functions that the run needs, as for
             :func:`aevb.load`.
+        most_bytes: The most bytes to fetch, by default 2 GB.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: The repository cannot be read; or a file is damaged or missing, which its hash
-            tells. Then nothing is written.
+        ValueError: The repository cannot be read or is too large; or a file is damaged or missing,
+            which its hash tells. Then nothing is written.
 
     >>> pull("digits", "copy")
     Traceback (most recent call last):
@@ -189,12 +192,13 @@ def pull(
         raise ValueError(f"{place} is no empty folder. Choose another one.")
     api = _api(token)
     with _explained(name):
-        info = api.model_info(name, revision=revision)
+        info = api.model_info(name, revision=revision, files_metadata=True)
         paths = [path for path in _paths(info) if ALLOWED.fullmatch(path)]
     if "model.json" not in paths:
         raise ValueError(f"{name} holds no run of aevb: model.json is missing.")
     if len(paths) > MOST_FILES:
         raise ValueError(f"{name} has {len(paths)} files of a run; at most {MOST_FILES} are read.")
+    _check_sizes(name, info, paths, most_bytes)
     with whole_folder(place) as temporary:
         with _explained(name):
             for path in paths:
@@ -207,6 +211,23 @@ def pull(
 def _paths(info: Any) -> list[str]:
     """Return the paths of the files in a repository."""
     return [one.rfilename for one in info.siblings or ()]
+
+
+def _check_sizes(name: str, info: Any, paths: Sequence[str], most: int) -> None:
+    """Raise ValueError if the files are larger than allowed, or if the hub does not say it."""
+    sizes = {one.rfilename: one.size for one in info.siblings or ()}
+    unknown = [path for path in paths if sizes[path] is None]
+    if unknown:
+        raise ValueError(
+            f"The hub does not say how large {unknown[0]} of {name} is, so nothing was fetched."
+        )
+    total, largest = sum(sizes[path] for path in paths), max(paths, key=lambda path: sizes[path])
+    if total > most:
+        raise ValueError(
+            f"The run {name} has {size_text(total)} (its largest file, {largest}, "
+            f"{size_text(sizes[largest])}), but at most {size_text(most)} are fetched. If you "
+            f"expect so much, allow it: most_bytes={total} (--most-bytes {total})."
+        )
 
 
 def _check(folder: Path, name: str, modules: Mapping[str, Any] | None) -> None:

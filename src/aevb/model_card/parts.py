@@ -14,7 +14,7 @@ from aevb.estimate.metric_names import BESIDES, Metric
 from aevb.model_card.markdown import block, bullets, plain, table
 from aevb.page.sections import Opened
 from aevb.training.checkpoint import latest_manifest
-from aevb.training.events import FOLDER, TRACKER, events
+from aevb.training.events import LOCAL, events
 from aevb.training.settings import Settings
 from aevb.version import __version__
 
@@ -307,7 +307,7 @@ def limits(opened: Opened, checks: Mapping[str, Any], problems: Sequence[str]) -
     found += [
         f"During training: {without_paths(str(event), opened)}"
         for event in events(rows)
-        if event.kind not in (FOLDER, TRACKER)
+        if event.kind not in LOCAL
     ]
     if opened.state == "training":
         found.append("The run was still training when this card was made.")

@@ -44,6 +44,7 @@ class Imputation:
     samples: int
     why: str = field(default="")
     index: SequenceIndex | None = None  # of the frame of the data, if they are sequences
+    _constant: frozenset[str] = frozenset()  # the variables with one value per row
 
     def frame(self) -> Any:
         """Return the data as a frame, missing cells filled by their means.
@@ -63,7 +64,7 @@ class Imputation:
             if name not in self.mean:
                 continue
             mean = self.mean[name]
-            timed = mean.shape[1] == max(self.index.lengths) and mean.dim() > 2
+            timed = name not in self._constant
             flat = mean.reshape(*mean.shape[: 1 + timed], -1).cpu()
             if len(names) != flat.shape[-1]:
                 flat = flat.argmax(-1, keepdim=True)
@@ -143,7 +144,10 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
         missing[name] = public(
             graph, name, here if real is None else here & real, posterior.n, posterior.steps
         )
-    return Imputation(mean, sd, drawn, missing, posterior.method, samples, posterior.why)
+    constant = frozenset(name for name in mean if not graph.timed[name])
+    return Imputation(
+        mean, sd, drawn, missing, posterior.method, samples, posterior.why, _constant=constant
+    )
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ FOLDER = "folder"
 DEVICE = "device"  # device="auto" avoids a GPU on which the model does not train
 STOPPED_EARLY = "stopped early"  # the patience of the run has run out
 TRACKER = "tracker failed"
+# Events that concern the machine of the run only. They name its folders or hosts, so they are not
+# published.
+LOCAL = (FOLDER, TRACKER)
 
 
 EVENT_FIELDS = ("note", "kind", "about", "remedy")  # the texts in the row of an event

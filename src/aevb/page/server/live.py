@@ -1,7 +1,7 @@
 """The runs of a server: their parts, computed once for each checkpoint, and their news.
 
 While a run trains, its parts are computed again for new checkpoints only as far as that takes at
-most 2 % of one core.
+most 0.5 % of one core.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ class Live:
         self.runs = [LiveRun(i, Folder(path)) for i, path in enumerate(folders)]
         self.functions, self.clock = functions, clock
         self.names = names_of(folders)
-        names = [str(path) for path in folders]
+        known: Any = {"names": [str(path) for path in folders], "prepare": functions.prepare}
         # Decoding follows a hand on the page, so it waits for nothing else. The checks take long,
         # and a summary does not wait for them. Each process starts when it is needed.
-        self.decoding = Worker("decoding", idle=False, names=names)
+        self.decoding = Worker("decoding", idle=False, **known)
         # A run that trains on all cores leaves an idle process no time at all, so what a page shows
         # meanwhile is limited by PAUSE instead.
-        self.showing = Worker("showing", idle=False, names=names)
-        self.checking = Worker("checking", idle=True, names=names)
+        self.showing = Worker("showing", idle=False, **known)
+        self.checking = Worker("checking", idle=True, **known)
         self.clients: set[Client] = set()
         self.allowed_at = 0.0  # when the next update of a training run may begin
         self._poller: asyncio.Task[None] | None = None

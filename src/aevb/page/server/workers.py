@@ -37,12 +37,14 @@ class Functions:
 
     ``section(folder, part, live=…)`` returns the JSON text of a part, ``decode(folder, request)``
     that of decoded latents, and ``comparison({name: folder})`` that of several runs. A function
-    that takes ``progress`` may call it with sentences for the user.
+    that takes ``progress`` may call it with sentences for the user. ``prepare`` is called once in
+    each child, before its first job.
     """
 
     section: str
     decode: str
     comparison: str
+    prepare: Job | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ class Worker:
     """One child process and its queue of jobs.
 
     ``idle`` runs the child only when no other process wants the cores. ``names`` are the folders as
-    the user typed them: messages show no other absolute path.
+    the user typed them: messages show no other absolute path. ``prepare`` is called once in each
+    child, before its first job.
     """
 
-    def __init__(self, name: str, *, idle: bool, names: list[str]) -> None:
-        self.name, self.idle, self.names = name, idle, names
+    def __init__(
+        self, name: str, *, idle: bool, names: list[str], prepare: Job | None = None
+    ) -> None:
+        self.name, self.idle, self.names, self.prepare = name, idle, names, prepare
         self.started = 0  # children so far
         self._queue: asyncio.PriorityQueue[_Waiting] = asyncio.PriorityQueue(MOST_WAITING)
         self._number = 0
@@ -198,7 +203,10 @@ class Worker:
         try:
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_child, args=(theirs, self.idle), name=f"aevb {self.name}", daemon=True
+                target=_child,
+                args=(theirs, self.idle, self.prepare),
+                name=f"aevb {self.name}",
+                daemon=True,
             )
             process.start()
         except OSError as error:
@@ -255,7 +263,7 @@ def public_text(text: str, names: list[str]) -> str:
 # In the child -------------------------------------------------------------------------------------
 
 
-def _child(connection: Connection, idle: bool) -> None:
+def _child(connection: Connection, idle: bool, prepare: Job | None) -> None:
     """Answer jobs until the server closes the connection or ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its children itself
     _yield_to_others(idle)
@@ -266,8 +274,10 @@ def _child(connection: Connection, idle: bool) -> None:
         except (EOFError, OSError):
             return
         try:
-            module, _, name = job.function.partition(":")
-            function = getattr(import_module(module), name)
+            if prepare is not None:  # again with the next job if it fails
+                _function(prepare)(*prepare.arguments)
+                prepare = None
+            function = _function(job)
             began = time.process_time()  # importing torch, once, is not the cost of an answer
             text = _call(function, job, connection)
             connection.send(("answer", text.encode(), time.process_time() - began))
@@ -275,6 +285,12 @@ def _child(connection: Connection, idle: bool) -> None:
             return
         except Exception as error:
             connection.send(("error", *_told(error)))
+
+
+def _function(job: Job) -> Callable[..., Any]:
+    module, _, name = job.function.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 def _call(function: Callable[..., Any], job: Job, connection: Connection) -> str:

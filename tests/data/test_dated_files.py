@@ -1,0 +1,88 @@
+"""Files of sequences with dates as times and words as ids; results are numbered as the file is."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from aevb import Model, Normal
+from aevb.data.files import read_lines
+
+# The file's dates of one sequence of three steps, the time after them, and the spacing.
+DATES = {
+    "days": (("2024-02-28", "2024-02-29", "2024-03-01"), "2024-03-02", "1 day"),
+    "ends of months": (("2024-01-31", "2024-02-29", "2024-03-31"), "2024-04-30", "1 month"),
+    "months": (("2024-11", "2024-12", "2025-01"), "2025-02", "1 month"),
+    "quarters": (("2024-01", "2024-04", "2024-07"), "2024-10", "3 months"),
+    "business days": (("2024-03-07", "2024-03-08", "2024-03-11"), "2024-03-12", "1 business day"),
+    "hours": (
+        ("2024-01-01 22:00", "2024-01-01 23:00", "2024-01-02 00:00"),
+        "2024-01-02 01:00:00",
+        "1 hour",
+    ),
+    "hours in UTC": (
+        ("2024-01-01T22:00Z", "2024-01-01T23:00Z", "2024-01-02T00:00Z"),
+        "2024-01-02 01:00:00+00:00",
+        "1 hour",
+    ),
+    "numbers": (("3", "5", "7"), "9", "2"),
+}
+
+
+def level():
+    return Model({"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}, {"z[t] | x[t]": Normal()})
+
+
+def lines_of(path, text):
+    path.write_text(text)
+    return read_lines(path, level().graph)
+
+
+@pytest.mark.parametrize(("dates", "after", "spacing"), DATES.values(), ids=DATES)
+def test_a_column_of_dates_numbers_the_steps_in_any_order(tmp_path, dates, after, spacing):
+    text = "date,x\n" + "".join(f"{dates[i]},{i}\n" for i in (2, 0, 1))
+    found, lines = lines_of(tmp_path / "t.csv", text)
+    assert found["x"].tolist() == [[[0.0], [1.0], [2.0]]]
+    assert (str(lines.spacing), lines.keys.names) == (spacing, ("date",))
+    written = lines.numbers(np.zeros(4, int), np.arange(4))
+    assert written[3] == f"{after},"
+    full = lambda one: np.datetime64(one.rstrip(",").removesuffix("+00:00"))  # noqa: E731
+    if spacing != "2":
+        assert [full(one) for one in written[:3]] == [full(one.rstrip("Z")) for one in dates]
+
+
+def test_ids_are_words_in_the_order_of_the_file(tmp_path):
+    text = 'date,series,x\n2024-01-01,"b, south",1\n2024-01-02,"b, south",2\n2024-01-05,a,3\n'
+    found, lines = lines_of(tmp_path / "t.csv", text)
+    assert [row[:, 0].tolist() for row in found["x"]] == [[1.0, 2.0], [3.0]]
+    assert lines.numbers(np.array([0, 1]), np.array([2, 1])) == [
+        '"b, south",2024-01-03,',
+        "a,2024-01-06,",
+    ]
+    assert lines.span == "date 2024-01-01 to 2024-01-05"
+    text = "id,step,x\n010,0,1\n010,1,2\n007,0,3\n"
+    _, lines = lines_of(tmp_path / "codes.csv", text)
+    assert lines.rows.tolist() == ["010", "007"]
+
+
+def test_sequences_of_one_step_have_no_later_times(tmp_path):
+    _, lines = lines_of(tmp_path / "t.csv", "row,date,x\na,2024-01-01,1\nb,2024-01-01,2\n")
+    assert lines.numbers(np.array([1]), np.array([0])) == ["b,2024-01-01,"]
+    with pytest.raises(ValueError, match="Every sequence has one step"):
+        lines.numbers(np.array([1]), np.array([1]))
+
+
+def test_parquet_has_dates_zones_and_categories(tmp_path):
+    """A clock of a zone that changes to summer time is even by days, and in UTC by hours."""
+    days = np.array(["2024-03-30T23:00", "2024-03-31T22:00", "2024-04-01T22:00"], "datetime64[us]")
+    zoned = pa.array(days).cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us", "Europe/Berlin"))
+    table = pa.table(
+        {"id": pa.array(["a"] * 3).dictionary_encode(), "time": zoned, "x": [1.0, 2.0, 3.0]}
+    )
+    parquet.write_table(table, tmp_path / "t.parquet")
+    found, lines = read_lines(tmp_path / "t.parquet", level().graph)
+    assert found["x"].tolist() == [[[1.0], [2.0], [3.0]]]
+    assert lines.numbers(np.zeros(2, int), np.array([0, 3])) == [
+        "a,2024-03-31 00:00:00+01:00,",
+        "a,2024-04-03 00:00:00+02:00,",
+    ]
