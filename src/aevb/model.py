@@ -55,6 +55,10 @@ class Model(DeclaredModel):
         missing: With "mask", q's networks also read a mask of the missing entries, through weights
             that start at zero. By default, "zeros", they read missing entries as zeros only.
 
+    Attributes:
+        usual_schedule: The name of the schedule that :func:`fit` uses if none is given, such as
+            "mle" of ``zoo.local_level()``. None is ``joint()``. Files do not keep it.
+
     >>> from aevb import Bernoulli, Normal, mlp
     >>> vae = Model(
     ...     p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))},
@@ -63,6 +67,8 @@ class Model(DeclaredModel):
     >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
     torch.Size([3])
     """
+
+    usual_schedule: str | None = None
 
     def __init__(
         self,
@@ -144,6 +150,7 @@ class Model(DeclaredModel):
                 if name in own and not own[name].pretrained and not is_maker(own[name].net):
                     built.redraw()
             model = model.to(like.device, like.dtype)
+        model.usual_schedule = self.usual_schedule
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():
             if name not in theirs:
