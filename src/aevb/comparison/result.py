@@ -337,9 +337,14 @@ class Comparison:
             parts.append(f"± of {listed(bounds)}: sampling error")
         if any(one.free is not None for one in self.models):
             parts.append("AIC, BIC: lower is better, by the free parameters of p")
-            steps = {one.observed_steps for one in self.models if one.free is not None} - {None}
+            steps = {
+                one.observed_steps
+                for one in self.models
+                if one.free is not None and one.observed_steps is not None
+            }
             if steps:
-                parts.append(f"n of BIC: {listed([f'{n:,}' for n in sorted(steps)])} steps with data")
+                counts = listed([f"{n:,}" for n in sorted(steps)])
+                parts.append(f"n of BIC: {counts} steps with data")
         names = "p, q" if any(one.parameters_q for one in self.models) else "p"
         parts.append(f"{names}: number of parameters")
         if any(one.seconds is not None for one in self.models):
