@@ -29,7 +29,7 @@ from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
 from aevb.export import Exported, export_model
-from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, smooth_of
+from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
 from aevb.posterior.training_record import Teaching
@@ -622,7 +622,8 @@ class Model(DeclaredModel):
             assert score is not None
             return replace(score(plain), index=index)
 
-        return replace(found, index=index, _score=scored)
+        notes = named(found.notes, index.ids)
+        return replace(found, index=index, notes=notes, _score=scored)
 
     @sharing_cores()
     def filter(
@@ -640,7 +641,7 @@ class Model(DeclaredModel):
         as proposal. "q" is q's own belief, if q reads no later data.
 
         Arguments:
-            samples: The number of particles, or of draws of q.
+            samples: The number of particles, at least 1,000 of them, or of draws of q.
             method: "auto", "exact", "particles" or "q".
             seed: Decides the draws; None uses torch's global generator.
             lengths: The number of steps of each row, if they differ, [N].
@@ -666,7 +667,9 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        return found if index is None else replace(found, index=index)
+        if index is None:
+            return found
+        return replace(found, index=index, notes=named(found.notes, index.ids))
 
     @sharing_cores()
     def smooth(
@@ -685,7 +688,8 @@ class Model(DeclaredModel):
         which. "q" is q's posterior, which smooths only if q reads later data.
 
         Arguments:
-            samples: The number of particles, or of draws of q.
+            samples: The number of draws, of the particles' paths or of q. The filter has as many
+                particles, and at least 1,000.
             method: As in :meth:`filter`.
             seed: As in :meth:`filter`.
             lengths: As in :meth:`filter`.
@@ -711,7 +715,9 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        return found if index is None else replace(found, index=index)
+        if index is None:
+            return found
+        return replace(found, index=index, notes=named(found.notes, index.ids))
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """Compute log p of a complete assignment.
