@@ -29,7 +29,7 @@ from aevb.estimate.keys import mask_of
 from aevb.evidence import AIS, Evidence, Particles, log_evidence
 from aevb.evidence.amortisation import Gap, split_gap
 from aevb.export import Exported, export_model
-from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, smooth_of
+from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of
 from aevb.posterior.training_record import Teaching
@@ -55,6 +55,10 @@ class Model(DeclaredModel):
         missing: With "mask", q's networks also read a mask of the missing entries, through weights
             that start at zero. By default, "zeros", they read missing entries as zeros only.
 
+    Attributes:
+        usual_schedule: The name of the schedule that :func:`fit` uses if none is given, such as
+            "mle" of ``zoo.local_level()``. None is ``joint()``. Files do not keep it.
+
     >>> from aevb import Bernoulli, Normal, mlp
     >>> vae = Model(
     ...     p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))},
@@ -63,6 +67,8 @@ class Model(DeclaredModel):
     >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
     torch.Size([3])
     """
+
+    usual_schedule: str | None = None
 
     def __init__(
         self,
@@ -144,6 +150,7 @@ class Model(DeclaredModel):
                 if name in own and not own[name].pretrained and not is_maker(own[name].net):
                     built.redraw()
             model = model.to(like.device, like.dtype)
+        model.usual_schedule = self.usual_schedule
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():
             if name not in theirs:
@@ -615,7 +622,8 @@ class Model(DeclaredModel):
             assert score is not None
             return replace(score(plain), index=index)
 
-        return replace(found, index=index, _score=scored)
+        notes = named(found.notes, index.ids)
+        return replace(found, index=index, notes=notes, _score=scored)
 
     @sharing_cores()
     def filter(
@@ -633,7 +641,7 @@ class Model(DeclaredModel):
         as proposal. "q" is q's own belief, if q reads no later data.
 
         Arguments:
-            samples: The number of particles, or of draws of q.
+            samples: The number of particles, at least 1,000 of them, or of draws of q.
             method: "auto", "exact", "particles" or "q".
             seed: Decides the draws; None uses torch's global generator.
             lengths: The number of steps of each row, if they differ, [N].
@@ -659,7 +667,9 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        return found if index is None else replace(found, index=index)
+        if index is None:
+            return found
+        return replace(found, index=index, notes=named(found.notes, index.ids))
 
     @sharing_cores()
     def smooth(
@@ -678,7 +688,8 @@ class Model(DeclaredModel):
         which. "q" is q's posterior, which smooths only if q reads later data.
 
         Arguments:
-            samples: The number of particles, or of draws of q.
+            samples: The number of draws, of the particles' paths or of q. The filter has as many
+                particles, and at least 1,000.
             method: As in :meth:`filter`.
             seed: As in :meth:`filter`.
             lengths: As in :meth:`filter`.
@@ -704,7 +715,9 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        return found if index is None else replace(found, index=index)
+        if index is None:
+            return found
+        return replace(found, index=index, notes=named(found.notes, index.ids))
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """Compute log p of a complete assignment.

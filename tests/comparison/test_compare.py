@@ -18,6 +18,7 @@ from aevb import (
     em,
     fit,
     mlp,
+    zoo,
 )
 from aevb.comparison.criteria import free_parameters
 from aevb.comparison.result import Compared, Comparison, limit, paired
@@ -390,3 +391,21 @@ def test_the_csv_has_one_line_per_model(mixtures, tmp_path):
     assert lines[0].startswith("rank,model,log_p,log_p_error,difference,difference_error,verdict")
     assert len(lines) == 4
     assert float(lines[1].split(",")[2]) == found.best.mean
+
+
+def test_bic_of_sequences_counts_their_observed_steps():
+    x = GENERATOR.normal(size=(2, 40, 1))
+    x[0, 30:] = np.nan
+    models = {"level": zoo.local_level().double(), "ar": zoo.ar(lags=3).double()}
+    found = compare(models, {"x": x, "lengths": [35, 40]}, criteria=True)
+    for name, free in (("level", 2), ("ar", 5)):
+        one = found[name]
+        assert (one.free, one.observed_steps) == (free, 30 + 40)
+        expected = -2 * one.evidence.sum() + free * np.log(70)
+        assert one.bic == pytest.approx(expected)
+    assert "n of BIC: 70 steps with data" in found.legend()
+
+
+def test_bic_of_one_series_has_a_penalty():
+    found = compare({"ar": zoo.ar(lags=3)}, {"x": np.ones((1, 50, 1))}, criteria=True)["ar"]
+    assert found.bic == pytest.approx(-2 * found.evidence.sum() + 5 * np.log(50))

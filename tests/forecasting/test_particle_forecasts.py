@@ -15,6 +15,7 @@ from series_models import series as series_of
 
 from aevb import GRU, LSTM, Bernoulli, Deterministic, Model, Normal, OneHot, mlp
 from aevb.forecasting.backward_simulation import why_not_markov
+from aevb.forecasting.particles import degenerate, named
 
 RUNS, BOUND = 60, 5.0
 MODELS = {
@@ -361,6 +362,21 @@ def test_few_particles_are_noted(monkeypatch):
         (note,) = found.notes
         assert note.startswith("1 row has a step at which only ")
         assert note in repr(found)
+
+
+def test_the_note_on_few_particles_names_the_rows(monkeypatch):
+    monkeypatch.setattr("aevb.forecasting.particles.FEW", 0.02)
+    ess = torch.tensor([500.0, 1.2, 3.0, 600.0, 4.0, 5.0, 6.0, 7.0, 2.0])
+    notes = degenerate(ess, 1000)
+    assert notes[0].startswith(
+        "7 of 9 rows (rows 1, 2, 4, 5, 6, …) have a step at which only 1.2 of"
+    )
+    ids = [f"river {i}" for i in range(9)]
+    (note,) = named(("other", *notes), ids)[1:]
+    assert note.startswith("7 of 9 rows (river 1, river 2, river 4, river 5, river 6, …) have a")
+    assert degenerate(ess[:2], 1000)[0].startswith("1 row (row 1) has a step")
+    assert named(notes, None) == notes
+    assert degenerate(ess[:1], 1000) == ()
 
 
 def test_rows_in_blocks(monkeypatch):

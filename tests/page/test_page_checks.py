@@ -16,7 +16,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from aevb import Bernoulli, Exact, Model, Normal, OneHot, compare, em, fit, mlp
+from aevb import Bernoulli, Exact, Model, Normal, OneHot, compare, em, fit, mle, mlp, zoo
 from aevb.diagnostics import diagnose
 from aevb.diagnostics.calibration import ranks
 from aevb.evidence import Evidence, curve, log_evidence
@@ -486,3 +486,13 @@ def test_bins_ticks_and_the_band_of_uniform_ranks():
     assert evaluated("uniformBand(1e6, 20)") == pytest.approx(
         binom.ppf([0.005, 0.995], 10**6, 1 / 20), rel=1e-3
     )
+
+
+def test_nothing_of_a_q_that_is_not_used_is_shown():
+    x = torch.randn(1, 30, 1, dtype=torch.float64).cumsum(1)
+    model = zoo.local_level().double()
+    run = fit(model, {"x": x}, schedule=mle(), progress=False)
+    found = checks(model, {"x": x}, run=run)
+    assert found["calibration"] is found["latents"] is None
+    assert found["diagnosis"]["worst"] == "note"
+    assert found["evidence"]["method"] == "exact"

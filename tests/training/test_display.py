@@ -632,3 +632,10 @@ def test_of_several_runs_it_is_said_which_one_is_shown(capsys):
     assert "2 runs together; the display shows seed 4." in capsys.readouterr().out
     fit(small_gmvae(), {"x": X}, validation={"x": X}, seeds=[4], progress=True, **SETTINGS)
     assert "runs together" not in capsys.readouterr().out
+
+
+def test_iterations_over_all_rows_are_shown_as_they_are():
+    shown = Display(0, 3, 3.0)
+    for step, evidence in enumerate((-700.0, -650.0, -647.28)):
+        shown.row({"step": step, "evidence": evidence, "phase": "mle"})
+    assert shown.train["evidence"] == -647.28

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aevb.data.datasets import Loaded, Recipe
-    from aevb.forecasting import Forecast
+    from aevb.forecasting import Beliefs, Forecast
     from aevb.model import Model
 
 INTERVALS = (0.8, 0.95)
@@ -123,7 +123,7 @@ def forecast(
         f"{' and '.join(str(place) for place in (out, plot) if place is not None)} "
         f"({first.method}{draws}: {first.why})"
     )
-    for note in dict.fromkeys(note for part in parts for note in part.notes):
+    for note in _notes(parts, loaded):
         print(f"  {note}")
 
 
@@ -183,8 +183,21 @@ def smooth(
         f"{'the data up to each step' if filtered else 'all data'}, in {out} "
         f"({parts[0].method}: {parts[0].why})"
     )
-    for note in dict.fromkeys(note for part in parts for note in part.notes):
+    for note in _notes(parts, loaded):
         print(f"  {note}")
+
+
+def _notes(parts: Sequence[Forecast | Beliefs], loaded: Loaded) -> list[str]:
+    """Return the notes of all batches, which call the rows by their ids in the file."""
+    from aevb.forecasting import named
+
+    lines, start, found = loaded.lines, 0, list[str]()
+    for part in parts:
+        end = start + len(part.lengths)
+        ids = range(end) if lines is None or lines.keys.row is None else lines.rows
+        found += named(part.notes, ids[start:end])
+        start = end
+    return list(dict.fromkeys(found))
 
 
 def _open(

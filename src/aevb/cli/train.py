@@ -186,7 +186,6 @@ def train(
     import torch
 
     from aevb.data.datasets import load
-    from aevb.training.checks import ESTIMATES
     from aevb.training.fit import fit
     from aevb.training.run_folder import refuse_taken
     from aevb.zoo import recipes, zoo
@@ -294,13 +293,10 @@ def train(
             + "\n"
         )
     schedule = given.get("schedule")
-    # The learning rates of the zoo's recipes are for training on the bound only, and their
-    # schedules for commands without settings of the bound.
+    # The zoo's recipes are for training on the bound only.
     usual: Mapping[str, Any] = (
         recipes.get(model, {}) if schedule is None or schedule.objective == "bound" else {}
     )
-    if "schedule" in usual and any(name in given for name in ESTIMATES):
-        usual = {}
     files: dict[str, Any] = {
         "out": out,
         "resume": resume,

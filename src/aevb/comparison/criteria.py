@@ -1,4 +1,4 @@
-"""Number of free parameters of p, for information criteria.
+"""Number of free parameters of p, and of observations, for information criteria.
 
 The weights of a declaration may have directions that do not change p: a constant added to all
 logits of a softmax, a rotation of the factors of factor analysis, or the unused half of a matrix.
@@ -15,13 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.estimate.keys import mask_of
+from aevb.data.sources import Source
+from aevb.estimate.keys import mask_of, masks_of
 from aevb.evidence.exact import exact_evidence
 from aevb.model import Model
 
 MOST = 1000  # trained numbers in p; for more, the count takes too long
 STEP = 1e-4  # of the central differences
 RANK = 1e-7  # singular values below this share of the largest count as 0
+ROWS = 1000  # rows that are counted at a time
 SPREAD = 0.5  # of the random weights at which the rank is computed
 
 
@@ -64,6 +66,28 @@ def free_parameters(model: Model, batch: Mapping[str, Tensor]) -> int | None:
         return 0
     values = np.linalg.svd(used / np.linalg.norm(used, axis=0), compute_uv=False)
     return int((values > RANK * values[0]).sum())
+
+
+def observed_steps(model: Model, source: Source) -> int | None:
+    """Return the number of steps of all rows with a known entry; None if nothing has steps.
+
+    It is the number of observations of BIC: the steps of one series carry information as rows do.
+    """
+    graph = model.graph
+    timed = [name for name in graph.observed if graph.timed[name]]
+    if not timed:
+        return None
+    total = 0
+    for start in range(0, source.n, ROWS):
+        batch = source.take(torch.arange(start, min(source.n, start + ROWS)))
+        seen = torch.zeros(batch[timed[0]].shape[:2], dtype=torch.bool)
+        for name in timed:
+            there = torch.ones_like(batch[name], dtype=torch.bool)
+            for mask in masks_of(batch, name, timed=True):
+                there = there & mask
+            seen |= there.any(-1).cpu()
+        total += int(seen.sum())
+    return total
 
 
 def _rows(model: Model, batch: Mapping[str, Tensor], n: int) -> dict[str, Tensor]:

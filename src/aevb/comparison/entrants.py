@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from aevb.comparison.criteria import free_parameters
+from aevb.comparison.criteria import free_parameters, observed_steps
 from aevb.comparison.result import Compared, Comparison, counted, listed
 from aevb.data.repeated_values import note_repeated_rows
 from aevb.data.sources import Source, open_source
@@ -170,9 +170,10 @@ def compared(
         value = value - entrant.log_jacobian
     bound, untrained = _bound(entrant, seed) if elbo else (None, [])
     drawn = found.diagnostics.get("samples")
-    free = None
+    free = steps = None
     if criteria and exact and not entrant.joined:
         free = free_parameters(model, source.take(torch.arange(min(source.n, SOME))))
+        steps = observed_steps(model, source)
     return Compared(
         entrant.name,
         value,
@@ -186,6 +187,7 @@ def compared(
         elbo=None if bound is None else bound[0],
         elbo_error=None if bound is None else bound[1],
         free=free,
+        observed_steps=steps,
         samples=drawn if isinstance(drawn, int) else None,
         rounding=4 * torch.finfo(model._parameter().dtype).eps,
     )

@@ -28,7 +28,8 @@ class Compared:
     sampling error per row, 0 if it is exact. ``flags`` say why the estimate must not be trusted;
     ``notes`` are other remarks. ``parameters`` and ``parameters_q`` count the numbers that p and q
     have. ``free`` is the number of free parameters of p, as AIC and BIC need it. ``samples`` is the
-    number of samples per row of an estimate.
+    number of samples per row of an estimate. ``observed_steps`` counts the steps with data of all
+    sequences, None for rows without steps.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Compared:
     elbo: float | None = None
     elbo_error: float | None = None
     free: int | None = None
+    observed_steps: int | None = None
     samples: int | None = None
     rounding: float = 0.0  # relative precision of the numbers in ``evidence``
 
@@ -67,8 +69,11 @@ class Compared:
 
     @property
     def bic(self) -> float | None:
-        """The Bayesian criterion −2 log p + k log N of Schwarz; lower is better."""
-        n = len(self.evidence)
+        """The Bayesian criterion −2 log p + k log n of Schwarz; lower is better.
+
+        n is the number of rows; of sequences, the number of their steps with data.
+        """
+        n = len(self.evidence) if self.observed_steps is None else self.observed_steps
         return (
             None if self.free is None else -2 * float(self.evidence.sum()) + self.free * math.log(n)
         )
@@ -332,6 +337,14 @@ class Comparison:
             parts.append(f"± of {listed(bounds)}: sampling error")
         if any(one.free is not None for one in self.models):
             parts.append("AIC, BIC: lower is better, by the free parameters of p")
+            steps = {
+                one.observed_steps
+                for one in self.models
+                if one.free is not None and one.observed_steps is not None
+            }
+            if steps:
+                counts = listed([f"{n:,}" for n in sorted(steps)])
+                parts.append(f"n of BIC: {counts} steps with data")
         names = "p, q" if any(one.parameters_q for one in self.models) else "p"
         parts.append(f"{names}: number of parameters")
         if any(one.seconds is not None for one in self.models):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.data.sources import open_source, read_arrays
 from aevb.derive.completion import incomplete
@@ -25,7 +26,9 @@ from aevb.diagnostics.scales import ScaleSums
 from aevb.diagnostics.usage import UsageSums
 from aevb.estimate.batch import Batch, split_latents, unmasked
 from aevb.estimate.metric_names import kl_term
+from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.model import Model
+from aevb.posterior.training_record import with_weights
 from aevb.predictive.replicate import some_rows
 from aevb.runtime.contention import sharing_cores
 from aevb.training import warning_signs as course
@@ -57,7 +60,9 @@ def diagnose(
       latent, or q has not learned it;
     - dead and duplicate classes, and their match with ``labels``;
     - scales that diverged;
-    - calibration of q on data simulated from p;
+    - a bound far below the evidence, where that is exact;
+    - calibration of q on data simulated from p, unless q is not used (after ``mle()``, where the
+      posterior is exact);
     - from ``run``: a bound that fell, over-fitting, importance weights dominated by one sample,
       failed steps, and a KL warm-up that did not finish.
 
@@ -101,17 +106,25 @@ def diagnose(
     findings = judge_history(run) if run is not None else []
     findings += _weights(model)
     reported = {finding.about for finding in findings if finding.kind == "untaught q"}
-    findings += [finding for finding in _behind(model) if finding.about not in reported]
+    unused = _is_unused(model, batches[0])
+    if unused:
+        findings += [_q_unused(model)]
+    else:
+        findings += [finding for finding in _behind(model) if finding.about not in reported]
     if not any(finding.level == "problem" for finding in findings):
         findings += _rests_on_one(model, batches[0], run, seed) if run is not None else []
         with model._evaluating(None):
-            findings += _examine(
-                model,
-                batches,
-                _labels(model, arrays, labels, chosen, source.n),
-                how,
-                calibrate,
-                seed,
+            findings += (
+                _examine_p(model, batches, how, seed)
+                if unused
+                else _examine(
+                    model,
+                    batches,
+                    _labels(model, arrays, labels, chosen, source.n),
+                    how,
+                    calibrate,
+                    seed,
+                )
             )
     return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
 
@@ -196,6 +209,60 @@ def _behind(model: Model) -> list[Finding]:
     ]
 
 
+def _is_unused(model: Model, batch: Batch) -> bool:
+    """Return whether nothing uses q: no factor of it was trained for p, and the evidence is exact.
+
+    The posterior, forecasts and the evidence are then exact too. Classes of rows are examined in
+    any case, because their findings describe p as well.
+    """
+    behind, graph = model.untaught(), model.graph
+    classes = any(
+        graph.rule("p", name).spec.categorical and not graph.timed[name] for name in graph.latents
+    )
+    return (
+        bool(behind)
+        and not classes
+        and behind.keys() >= set(with_weights(model))
+        and why_not_exact(model, batch) is None
+    )
+
+
+def _q_unused(model: Model) -> Finding:
+    reasons = "; ".join(dict.fromkeys(model.untaught().values()))
+    text = f"q is not used ({reasons}): the evidence, the posterior and forecasts are exact."
+    return Finding("note", "q unused", "run", text)
+
+
+def _examine_p(
+    model: Model, batches: list[Batch], how: Mapping[str, str], seed: int
+) -> list[Finding]:
+    """Examine p alone: its exact evidence, and the scales of the observed variables."""
+    values = torch.cat([exact_evidence(model, batch) for batch in batches])
+    if not bool(values.isfinite().all()):
+        return [_not_finite("log p", values)]
+    findings = [_mean(values, "log p", "evidence", " (exact)")]
+    scales = ScaleSums()
+    for part in measured(model, _plan(model, batches[0], how, SAMPLES_DRAWN), batches, seed):
+        scales.add(part)
+    observed = [one for one in scales.findings(model) if one.about in model.graph.observed]
+    return findings + observed
+
+
+def _loose(model: Model, batches: list[Batch], elbo: float) -> list[Finding]:
+    """Report a bound far below the exact evidence: p was then trained on a loose bound."""
+    if not model.graph.latents or why_not_exact(model, batches[0]) is not None:
+        return []
+    try:
+        evidence = float(torch.cat([exact_evidence(model, one) for one in batches]).double().mean())
+    except LinAlgError:
+        return []
+    if not course.is_loose(evidence, elbo):
+        return []
+    event = course.loose(evidence, elbo)
+    figures = {"evidence": evidence, "elbo": elbo}
+    return [Finding("warning", "loose bound", "run", event.text, figures, event.remedy)]
+
+
 def _labels(
     model: Model, arrays: Mapping[str, Any], labels: Any, chosen: Tensor, n: int
 ) -> dict[str, np.ndarray]:
@@ -262,6 +329,8 @@ def _examine(
     findings = _bounds(torch.cat(values), behind=bool(model.untaught()))
     if findings[0].level == "problem":
         return findings
+    if not model.untaught():
+        findings += _loose(model, batches, findings[0].figures["elbo"])
     few = {
         name: value.narrow(-2, 0, min(FEW, value.shape[-2])) for name, value in batches[0].items()
     }
@@ -298,30 +367,30 @@ def _bounds(values: Tensor, behind: bool) -> list[Finding]:
 
     ``behind``: q was not trained for this p.
     """
+    if not bool(values.isfinite().all()):
+        return [_not_finite("The ELBO", values)]
+    also = ", but q was not trained for this p: the bound says nothing about p" * behind
+    found = _mean(values, "The ELBO", "elbo", also)
+    return [replace(found, level="note") if behind else found]
+
+
+def _not_finite(what: str, values: Tensor) -> Finding:
     bad = (~values.isfinite()).nonzero()[:, 0].tolist()
-    if bad:
-        text = (
-            f"The ELBO is not finite in {len(bad)} of {len(values)} rows; the first of those "
-            f"examined is {bad[0]}. Nothing else can be examined."
-        )
-        return [
-            Finding(
-                "problem",
-                "not finite",
-                "run",
-                text,
-                {"rows": bad},
-                "Look at these rows, and at the parameters that p computes for them.",
-            )
-        ]
-    figures = {"elbo": float(values.double().mean())}
+    text = (
+        f"{what} is not finite in {len(bad)} of {len(values)} rows; the first of those examined is "
+        f"{bad[0]}. Nothing else can be examined."
+    )
+    remedy = "Look at these rows, and at the parameters that p computes for them."
+    return Finding("problem", "not finite", "run", text, {"rows": bad}, remedy)
+
+
+def _mean(values: Tensor, what: str, kind: str, also: str) -> Finding:
+    """Report the mean of a quantity over the rows, with its standard error."""
+    figures = {kind: float(values.double().mean())}
     if len(values) > 1:
         figures["stderr"] = float(values.double().std()) / len(values) ** 0.5
     shown = (
         f" (standard error over the rows {figures['stderr']:.2f})" if "stderr" in figures else ""
     )
-    text = (
-        f"The ELBO is {figures['elbo']:.2f} nats per example{shown}"
-        + ", but q was not trained for this p: the bound says nothing about p" * behind
-    )
-    return [Finding("note" if behind else "ok", "elbo", "run", f"{text}.", figures)]
+    text = f"{what} is {figures[kind]:.2f} nats per example{shown}{also}."
+    return Finding("ok", kind, "run", text, figures)

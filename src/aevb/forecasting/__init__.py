@@ -14,6 +14,7 @@ from aevb.forecasting.choice import (
     smooth_of,
 )
 from aevb.forecasting.forecast import Forecast
+from aevb.forecasting.particles import named
 from aevb.forecasting.request import check_continuable, past_of_batch
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "filter_of",
     "forecast_of",
     "forecast_past",
+    "named",
     "past_of_batch",
     "smooth_batch",
     "smooth_of",

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributions as td
 from torch import Tensor
 
+from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.evaluation_order import schedule
 from aevb.declare.graph import Graph
@@ -26,7 +28,7 @@ from aevb.estimate.program import Program
 from aevb.evidence.forward_pass import why_not_forward
 from aevb.runtime.seeding import generator
 
-AT_ONCE = 2**22  # pairs of particles and paths, times their width, that are evaluated at once
+AT_ONCE = 2**20  # pairs of particles and paths, times their width, at once: they fit into a cache
 
 
 def why_not_markov(model: DeclaredModel, batch: Mapping[str, Tensor]) -> str | None:
@@ -143,6 +145,14 @@ class _Pairs:
                 for lag in lags.get(ref.name, ())
             )
         ]
+        # Their parameters depend on step t alone; those of the others on the path's step t+1 too.
+        self.alone = [
+            name
+            for name in self.factors
+            if {ref.lag + lag for ref in graph.reads("p", name) for lag in lags.get(ref.name, ())}
+            == {-1}
+        ]
+        self.joint = [name for name in self.factors if name not in self.alone]
         self.width = sum(graph.size(name) for name in (*names, *self.functions, *self.factors))
         whole = Program(graph, model.factors, batch, steps=self.steps)
         whole.values |= {
@@ -163,18 +173,86 @@ class _Pairs:
     ) -> Tensor:
         """Draw a particle of step t for each path, [S, N]."""
         samples, k = len(next(iter(current.values()))), len(weight)
+        ahead = self._parameters(t, every)
         block = max(1, AT_ONCE // (k * weight.shape[1] * self.width))
         found = []
         for start in range(0, samples, block):
             some = {name: value[start : start + block] for name, value in current.items()}
-            logits = weight.unsqueeze(1) + self._log_p(t, every, some).double()  # [K, S, N]
-            probs = logits.softmax(0).movedim(0, -1)
-            index = torch.multinomial(probs.flatten(0, 1), 1, generator=generator(probs.device))
-            found.append(index.reshape(probs.shape[:2]))
+            logits = weight.unsqueeze(1) + self._log_p(t, every, some, ahead)  # [K, S, N]
+            found.append(_drawn_by(logits))
         return torch.cat(found)
 
-    def _log_p(self, t: int, every: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> Tensor:
+    def _log_p(
+        self,
+        t: int,
+        every: Mapping[str, Tensor],
+        current: Mapping[str, Tensor],
+        ahead: Mapping[str, tuple[Conditional, td.Distribution]],
+    ) -> Tensor:
         """Return Σ log p of the factors of step t+1 that read step t, [K, S, N]."""
+        graph = self.graph
+        parts = [
+            self._of_paths(name, t, current, *distribution) for name, distribution in ahead.items()
+        ]
+        if self.joint:
+            before = {name: value.unsqueeze(1) for name, value in every.items()}  # [K, 1, 1, N, d]
+            after = {name: value[None, :, None] for name, value in current.items()}
+            program = self._program(t, before, after)
+            for name in self.joint:
+                present = program.batch.get(mask_of(name)) if name in graph.observed else None
+                part = program.log_prob("p", name, program.values[name], present)
+                parts.append(over_time(part, 2).narrow(-3, 1, 1))
+        first = next(iter(current.values()))
+        shape = (len(next(iter(every.values()))), len(first), 1, first.shape[-2], 1)
+        total = torch.zeros((), dtype=torch.float64, device=first.device)
+        for part in parts:
+            total = total + part.double()
+        return total.expand(shape)[:, :, 0, :, 0]
+
+    def _parameters(
+        self, t: int, every: Mapping[str, Tensor]
+    ) -> dict[str, tuple[Conditional, td.Distribution]]:
+        """Return the distributions at step t+1 whose parameters depend on step t alone.
+
+        A network then runs once for each particle, and not for each pair.
+        """
+        if not self.alone:
+            return {}
+        before = {name: value.unsqueeze(1) for name, value in every.items()}
+        program = self._program(t, before, before)  # no factor of these reads step t+1
+        found = {}
+        for name in self.alone:
+            entry = program.entry("p", name, "all")
+            factor = self.model.factors[entry.id]
+            assert isinstance(factor, Factor)
+            raw = over_time(program.raw(entry), 2).narrow(-3, 1, 1)
+            found[name] = factor.spec, factor.distribution(raw)
+        return found
+
+    def _of_paths(
+        self,
+        name: str,
+        t: int,
+        current: Mapping[str, Tensor],
+        spec: Conditional,
+        distribution: td.Distribution,
+    ) -> Tensor:
+        """Return log p of a variable at step t+1, [K, S or 1, 1, N, 1]."""
+        known = None
+        if name in current:
+            value = current[name][None, :, None]  # [1, S, 1, N, d]
+        else:
+            value = _step(self.batch[name], t + 1, self.steps)
+            present = self.batch.get(mask_of(name))
+            known = None if present is None else _step(present, t + 1, self.steps)
+            if known is not None and spec.fill:
+                value = torch.where(known, value, torch.full_like(value, spec.fill))
+        return spec.log_prob(distribution, value, known).unsqueeze(-1)
+
+    def _program(
+        self, t: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+    ) -> Program:
+        """Return p's values at steps t and t+1, with these values of the latents."""
         graph = self.graph
         two = {
             key: value[t : t + 2] if len(value) == self.steps else value
@@ -185,21 +263,22 @@ class _Pairs:
         for name, value in self.outside.items():
             timed = graph.timed[name]
             program.values[name] = over_time(value, self.steps).narrow(-3, t, 2) if timed else value
-        count = {name: len(value) for name, value in current.items()}
         for name in self.names:
-            before = every[name].unsqueeze(1)  # [K, 1, 1, N, d]
-            after = current[name].unsqueeze(1).unsqueeze(0)  # [1, S, 1, N, d]
-            shape = (len(before), count[name], 1, *before.shape[-2:])
-            program.values[name] = torch.cat([before.expand(shape), after.expand(shape)], -3)
+            both = torch.broadcast_tensors(before[name], after[name])
+            program.values[name] = torch.cat(both, -3)
         reads = {name: graph.reads("p", name) for name in self.functions}
         program.run(schedule(reads, "p"), lambda *_: torch.zeros(()))
-        total: Tensor | None = None
-        for name in self.factors:
-            present = two.get(mask_of(name)) if name in graph.observed else None
-            part = program.log_prob("p", name, program.values[name], present)
-            part = over_time(part, 2).narrow(-3, 1, 1)
-            total = part if total is None else total + part
-        shape = (len(every[self.names[0]]), count[self.names[0]], every[self.names[0]].shape[-2])
-        if total is None:
-            return torch.zeros(shape)
-        return total.expand(shape[0], shape[1], 1, shape[2], 1)[:, :, 0, :, 0]
+        return program
+
+
+def _step(value: Tensor, t: int, steps: int) -> Tensor:
+    """Return step t of data [T or 1, N, d], as [1, N, d]."""
+    return value[t : t + 1] if len(value) == steps else value
+
+
+def _drawn_by(logits: Tensor) -> Tensor:
+    """Draw a particle for each path by unnormalised log-weights [K, S, N] → [S, N]."""
+    edges = (logits - logits.amax(0)).permute(1, 2, 0).exp().cumsum(-1).contiguous()
+    uniform = torch.rand(edges.shape[:2], generator=generator(edges.device), dtype=edges.dtype)
+    index = torch.searchsorted(edges, uniform.to(edges.device).unsqueeze(-1) * edges[..., -1:])
+    return index.squeeze(-1).clamp_max(len(logits) - 1)

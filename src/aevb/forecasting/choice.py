@@ -73,7 +73,8 @@ def forecast_past(
         found = forecast_by_q(past, samples, seed, why, score_by_particles)
     rules = {name: model.graph.rule("p", name).spec for name in found.mean}
     classes = frozenset(name for name, spec in rules.items() if spec.categorical)
-    return replace(found, _classes=classes)
+    discrete = frozenset(name for name, spec in rules.items() if spec.support.is_discrete)
+    return replace(found, _classes=classes, _discrete=discrete)
 
 
 def filter_of(

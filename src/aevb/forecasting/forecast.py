@@ -65,6 +65,7 @@ class Forecast:
     _score: Callable[[Mapping[str, Any]], Evidence] | None = field(repr=False, default=None)
     index: SequenceIndex | None = field(repr=False, default=None)  # of the frame of the past
     _classes: frozenset[str] = frozenset()  # the variables whose means are probabilities
+    _discrete: frozenset[str] = frozenset()  # counts, classes and 0-1 variables
 
     @property
     def samples(self) -> int:
@@ -83,7 +84,8 @@ class Forecast:
         """Return quantiles of each entry, [Q, N, steps, …] by variable.
 
         They are exact for an exact forecast of normally distributed variables (for a mixture over
-        discrete latents too), otherwise quantiles of the draws.
+        discrete latents too), otherwise quantiles of the draws. Those of counts are whole numbers,
+        and an interval of counts holds at least its probability.
 
         Arguments:
             levels: One level between 0 and 1, or Q of them.
@@ -94,7 +96,8 @@ class Forecast:
             if name in self._mixtures:
                 values = normal_quantiles(self._mixtures[name], wanted)
             elif self.samples:
-                values = drawn_quantiles(self.draws[name], wanted)
+                discrete = name in self._discrete
+                values = drawn_quantiles(self.draws[name], wanted, discrete=discrete)
             else:
                 raise ValueError(f"Quantiles of {name} need draws, and this forecast has none.")
             found[name] = values.reshape(len(wanted), *mean.shape).to(mean.dtype)

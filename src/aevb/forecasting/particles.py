@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,9 @@ from aevb.forecasting.sampled import forecast_from
 from aevb.runtime.seeding import generator
 
 FEW = 0.02  # share of the particles; a note says if fewer count at some step
+Names = Sequence[Any] | np.ndarray  # of the rows
 Moments = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+NAMED = 5  # rows that such a note names
 LEAST = 1000  # particles of a filter; more if more draws are asked for
 REPEATS = 16  # filters that give the standard error of a score
 AT_ONCE = 2**26  # numbers that a filter may record at once
@@ -69,14 +72,57 @@ def degenerate(ess: Tensor, count: int) -> tuple[str, ...]:
 
     The lines of such rows then go through a few particles only.
     """
-    rows = int((ess < FEW * count).sum())
-    if not rows:
+    few = (ess < FEW * count).nonzero()[:, 0].tolist()
+    if not few:
         return ()
-    which = "1 row has" if rows == 1 else f"{rows} of {len(ess)} rows have"
-    return (
-        f"{which} a step at which only {float(ess.min()):.1f} of {count} particles count "
-        f"(effective sample size), so that moments and intervals are unreliable: train q longer, "
-        f"or raise samples.",
+    return (FewParticles(few, len(ess), float(ess.min()), count),)
+
+
+class FewParticles(str):
+    """A note about rows with a step at which few particles count.
+
+    It names the first rows by their numbers, from 0, or by the ids that ``named`` gives.
+    """
+
+    __slots__ = ("found",)
+    found: tuple[Sequence[int], int, float, int]
+
+    def __new__(
+        cls,
+        rows: Sequence[int],
+        total: int,
+        lowest: float,
+        count: int,
+        names: Names | None = None,
+    ) -> FewParticles:
+        shown = [row if names is None else names[row] for row in rows[:NAMED]]
+        which = ", ".join(map(str, shown)) + ", …" * (len(rows) > NAMED)
+        if names is None:
+            which = f"row{'s' * (len(rows) > 1)} {which}"
+        have = (
+            f"1 row ({which}) has"
+            if len(rows) == 1
+            else f"{len(rows)} of {total} rows ({which}) have"
+        )
+        if total == 1:
+            have = "1 row has"
+        note = super().__new__(
+            cls,
+            f"{have} a step at which only {lowest:.1f} of {count} particles count (effective "
+            f"sample size), so that moments and intervals are unreliable: train q longer, or "
+            f"raise samples.",
+        )
+        note.found = (rows, total, lowest, count)
+        return note
+
+
+def named(notes: Sequence[str], names: Names | None) -> tuple[str, ...]:
+    """Return notes that call the rows by these names, such as the ids of a frame."""
+    if names is None:
+        return tuple(notes)
+    return tuple(
+        FewParticles(*note.found, names) if isinstance(note, FewParticles) else note
+        for note in notes
     )
 
 

@@ -59,7 +59,15 @@ def normal_quantiles(components: Components, levels: Sequence[float]) -> Tensor:
     return (low + high) / 2
 
 
-def drawn_quantiles(draws: Tensor, levels: Sequence[float]) -> Tensor:
-    """Return quantiles over draws, [S, …] → [Q, …], interpolated between neighbouring draws."""
-    found = np.quantile(draws.double().cpu().numpy(), levels, axis=0)
+def drawn_quantiles(draws: Tensor, levels: Sequence[float], *, discrete: bool = False) -> Tensor:
+    """Return quantiles over draws, [S, …] → [Q, …], interpolated between neighbouring draws.
+
+    Those of ``discrete`` values are values themselves: the smallest one that at least a share
+    ``level`` of the draws does not exceed. A central interval then holds at least its share.
+    """
+    values = draws.double().cpu().numpy()
+    if discrete:
+        found = np.quantile(values, levels, axis=0, method="inverted_cdf")
+    else:
+        found = np.quantile(values, levels, axis=0)
     return torch.as_tensor(found).to(draws.device)

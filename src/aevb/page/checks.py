@@ -155,6 +155,8 @@ def _examined(
         findings, examined = list(diagnosis.findings), diagnosis.rows
         if diagnosis.of("not finite"):
             return {"diagnosis": _diagnosis(model, diagnosis)}
+        if diagnosis.of("q unused"):  # the rest describes q
+            return {"diagnosis": _diagnosis(model, diagnosis)}
     if calibrate:
         with parts.part("calibration"):
             added, ranked = _calibration(model, rows.batches(ROWS), seed)

@@ -80,12 +80,14 @@ class Display(Watcher):
 
     def row(self, row: Mapping[str, Any]) -> None:
         self.phase = row.get("phase", self.phase)
+        # Iterations over all rows, which have no learning rate, have no noise to smooth.
+        exact = "phase" in row and "lr" not in row
         for key, value in row.items():
             name, validation = Metric.of(key)
             if validation:
                 self.validation[name] = value
             elif isinstance(value, int | float) and name not in ("step", "epoch", "seconds"):
-                fresh = name == "lr" or not math.isfinite(self.train.get(name, math.nan))
+                fresh = exact or name == "lr" or not math.isfinite(self.train.get(name, math.nan))
                 self.train[name] = value if fresh else 0.7 * self.train[name] + 0.3 * value
         self.best = better(self.best, row["step"], row.get(self.judged, math.nan))
 

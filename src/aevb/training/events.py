@@ -30,6 +30,8 @@ OWN_DRAWS = "draws of a network"  # a network of the user draws random numbers i
 PIXELS = "pixels prepared"  # images of bytes, prepared as their likelihood requires
 FOLDER = "folder"
 DEVICE = "device"  # device="auto" avoids a GPU on which the model does not train
+SCHEDULE = "usual schedule"  # the user names no schedule, and the model has one of its own
+LOOSE = "loose bound"  # the evidence is exact and far above the bound
 STOPPED_EARLY = "stopped early"  # the patience of the run has run out
 TRACKER = "tracker failed"
 # Events that concern the machine of the run only. They name its folders or hosts, so they are not

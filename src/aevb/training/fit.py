@@ -28,6 +28,7 @@ from aevb.training.settings import ALIASES, Settings
 from aevb.training.settings_options import SettingsOptions
 from aevb.training.several_seeds import list_of_seeds, train_together
 from aevb.training.tracking import Tracking
+from aevb.training.usual_schedule import chose, usual_schedule
 
 __all__ = ["TrainingError", "fit"]
 
@@ -116,7 +117,9 @@ def fit(
         recipe: Where the rows came from and how they were prepared. It is saved as
             ``out/data.json``, so that the command line can prepare other rows in the same way.
         **settings: The fields of :class:`Settings`: epochs or steps, batch, lr, schedule, how,
-            bound, ….
+            bound, …. Without ``schedule``, and without settings of the bound such as ``samples``,
+            models with a usual schedule take that one: ``mle()`` or ``em()`` for the series models
+            of the zoo whose evidence is exact. The run notes the choice.
 
     Returns:
         The :class:`Run`; with ``seeds``, a list of runs in the order of the seeds.
@@ -151,6 +154,10 @@ def fit(
         raise ValueError(
             'out="" names no folder. Give the folder for the run\'s files, or leave out= out.'
         )
+    notes: list[Event] = []
+    if (schedule := usual_schedule(model, settings)) is not None:
+        settings["schedule"] = schedule
+        notes.append(chose(schedule))
     folder = Path(out) if out is not None else None
     tracking = Tracking(trackers, several=seeds is not None)
     options: dict[str, Any] = {
@@ -163,6 +170,7 @@ def fit(
         with ExitStack() as closing, sharing_cores():
             chosen = Settings(**settings)
             place, avoided = _place(model, device, chosen)
+            notes += avoided
             training = Training(
                 model if place is None else model.to(place),
                 data,
@@ -174,14 +182,15 @@ def fit(
                 progress=progress,
                 **options,
             )
-            if avoided is not None:
-                training.history.note_once(training.step, avoided)
+            for note in notes:
+                training.history.note_once(training.step, note)
             return training.run()
     if "seed" in settings:
         raise ValueError("Pass seed= for one run or seeds= for several runs, not both.")
     every = [replace(Settings(**settings), seed=seed) for seed in list_of_seeds(seeds)]
     _refuse_several(model, folder)
     place, avoided = _place(model, device, every[0])
+    notes += avoided
     with ExitStack() as closing, sharing_cores():
         trainings: list[Training] = []
         for one in every:
@@ -205,17 +214,20 @@ def fit(
             trainings[0].history.tell(
                 f"{len(trainings)} runs together; the display shows seed {every[0].seed}."
             )
-        if avoided is not None:
-            for training in trainings:
-                training.history.note_once(training.step, avoided)
+        for training in trainings:
+            for note in notes:
+                training.history.note_once(training.step, note)
         return train_together(trainings)
 
 
 def _place(
     model: Model, device: str | torch.device | None, settings: Settings
-) -> tuple[torch.device | None, Event | None]:
-    """Return the device to move to, if one is asked for, and a note about the choice."""
-    return (None, None) if device is None else device_for(model, device, settings)
+) -> tuple[torch.device | None, list[Event]]:
+    """Return the device to move to, if one is asked for, and notes about the choice."""
+    if device is None:
+        return None, []
+    place, avoided = device_for(model, device, settings)
+    return place, [] if avoided is None else [avoided]
 
 
 def _refuse_several(model: Model, folder: Path | None) -> None:

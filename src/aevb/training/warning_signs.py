@@ -11,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from aevb.derive.plan import Plan
 from aevb.estimate.estimators import estimate
 from aevb.estimate.metric_names import OBJECTIVE, Metric
+from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.model import Model
-from aevb.training.events import FELL_BACK, ONE_SAMPLE, Event
+from aevb.training.events import FELL_BACK, LOOSE, ONE_SAMPLE, Event
 from aevb.training.job import Job
 from aevb.training.row_order import seed_of
 from aevb.training.run import Run
@@ -26,6 +28,9 @@ NATS, SHARE, SIGMAS = (0.5, 0.01, 5.0)
 WINDOWS, LEAST = 10, 10  # windows per history, and the fewest recorded values that are tested
 FEW = 2.0  # effective sample size below which one sample has more than half of the weight
 ROWS = 200  # rows that the effective sample size is computed on
+FAR = (5.0, 0.05)  # a gap that exceeds both is loose: in nats, and as a share of the evidence
+TRIED = 100  # steps that q needs before its bound is judged
+SOME = 50  # rows that the exact evidence is compared with the bound on
 MANY = 5  # fewest samples per example for which a small effective sample size is reported
 
 
@@ -102,6 +107,39 @@ def effective_weights(
     return float((1 / torch.softmax(log_weights.double(), 0).square().sum(0)).median())
 
 
+def is_loose(evidence: float, bound: float) -> bool:
+    """Return whether the mean evidence is far above the mean bound."""
+    nats, share = FAR
+    return evidence - bound > max(nats, share * abs(evidence))
+
+
+def loose(evidence: float, bound: float) -> Event:
+    """Return the note on a bound far below the exact evidence."""
+    return Event(
+        LOOSE,
+        "run",
+        f"The evidence of this model is exact, {evidence:.2f} nats per example, and far above the "
+        f"trained bound, {bound:.2f}: q is far from the posterior, so p was trained on a loose "
+        f"bound.",
+        "Train p on the exact evidence instead: schedule=mle() (--schedule mle).",
+    )
+
+
+def exact_and_bound(job: Job) -> tuple[float, float] | None:
+    """Return mean evidence and mean bound of some rows; None if the evidence is not exact."""
+    model, batch = job.model, job.source.take(torch.arange(min(SOME, job.source.n)))
+    if not model.graph.latents or why_not_exact(model, batch) is not None:
+        return None
+    noise = model.draw_noise(job.plan, batch, seed=seed_of(job.settings.seed, "course", 1))
+    with model._evaluating(None):
+        try:
+            evidence = exact_evidence(model, batch)
+        except LinAlgError:
+            return None
+        bound = estimate(job.plan, model.factors, batch, noise).value
+    return float(evidence.double().mean()), float(bound.double().mean())
+
+
 def fell_back(found: Fall) -> Event:
     """Return the note on a fall."""
     return Event(
@@ -137,3 +175,6 @@ def signs_at_end(job: Job, run: Run) -> Iterator[Event]:
         effective = effective_weights(job.model, job.plan, batch, seed)
         if effective is not None and effective < FEW:
             yield one_sample(effective, job.plan.samples)
+        means = exact_and_bound(job) if run.step >= TRIED else None
+        if means is not None and is_loose(*means):
+            yield loose(*means)

@@ -12,7 +12,6 @@ from typing import Any
 
 from aevb.model import Model
 from aevb.runtime.suggestions import did_you_mean
-from aevb.training.schedules import em, mle
 from aevb.zoo.deep_sequences import dmm, kvae, srnn, volatility
 from aevb.zoo.markov import hmm, switching
 from aevb.zoo.structural import ar, local_level, local_trend, seasonal
@@ -74,10 +73,8 @@ zoo: dict[str, Callable[..., Model]] = Zoo(
     }
 )
 
-# Settings of fit that suit a model better than the general defaults.
+# Settings of fit on the bound that suit a model better than the general defaults. (Models with a
+# usual schedule have it themselves: Model.usual_schedule.)
 recipes: dict[str, dict[str, Any]] = {
     "fa": {"lr": 0.1, "batch": 32},
-    **{name: {"schedule": mle()} for name in ("local_level", "local_trend", "seasonal", "ar")},
-    "hmm": {"schedule": em()},
-    "switching": {"schedule": mle()},
 }

@@ -1,20 +1,40 @@
-"""Arguments that several models of the zoo share: the likelihood, and choices by name."""
+"""What several models of the zoo share: the likelihood, choices by name, a usual schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch.distributions import constraints
 
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import FAMILIES
 from aevb.declare.networks import Network, Shape, conv, deconv, mlp
+from aevb.model import Model
 from aevb.runtime.suggestions import did_you_mean
 
 Likelihood = str | Conditional
 Choice = TypeVar("Choice")
+Arguments = ParamSpec("Arguments")
+
+
+def trained_by(
+    schedule: str,
+) -> Callable[[Callable[Arguments, Model]], Callable[Arguments, Model]]:
+    """Give the models of a function their usual schedule, which ``fit`` uses by default."""
+
+    def wrap(build: Callable[Arguments, Model]) -> Callable[Arguments, Model]:
+        @functools.wraps(build)
+        def built(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Model:
+            model = build(*args, **kwargs)
+            model.usual_schedule = schedule
+            return model
+
+        return built
+
+    return wrap
 
 
 def family_of(likelihood: Likelihood, size: int | Shape, net: Network | None = None) -> Conditional:

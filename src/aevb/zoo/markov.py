@@ -7,9 +7,10 @@ from aevb.declare.conditionals import Conditional
 from aevb.declare.deterministic import GRU
 from aevb.declare.families import Normal, OneHot
 from aevb.model import Model
-from aevb.zoo.arguments import Likelihood, family_of
+from aevb.zoo.arguments import Likelihood, family_of, trained_by
 
 
+@trained_by("em")
 def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal") -> Model:
     """Hidden Markov model: a chain of classes y, and data around the centre of each class.
 
@@ -21,7 +22,7 @@ def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal
             class has a full covariance.
 
     Returns:
-        The model, for data x [N, T, x]. Train it with ``schedule=em()``; its evidence and the
+        The model, for data x [N, T, x]. ``fit`` trains it with ``em()``; its evidence and the
         posterior of the classes are exact.
 
     >>> import torch
@@ -34,6 +35,7 @@ def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal
     )
 
 
+@trained_by("mle")
 def switching(
     x: int = 1, u: int = 1, y: int = 2, *, autoregressive: bool = False, h: int = 16
 ) -> Model:
@@ -48,7 +50,7 @@ def switching(
         h: Size of the recurrent state by which q reads the data.
 
     Returns:
-        The model, for data x [N, T, x] and given u [N, T, u]. Train it with ``schedule=mle()``.
+        The model, for data x [N, T, x] and given u [N, T, u]. ``fit`` trains it with ``mle()``.
 
     >>> import torch
     >>> model = switching(u=2, y=3)

@@ -14,11 +14,12 @@ from aevb.declare.families import MultivariateNormal, Normal
 from aevb.declare.fixed_weights import Matrix
 from aevb.declare.networks import linear, mlp
 from aevb.model import Model
-from aevb.zoo.arguments import choose
+from aevb.zoo.arguments import choose, trained_by
 
 START = 1e6  # standard deviation of the first value of a component
 
 
+@trained_by("mle")
 def local_level(x: int = 1, *, start: float = START) -> Model:
     """Local level: a random walk, observed with noise.
 
@@ -29,7 +30,7 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
         start: Standard deviation of the prior of the first level.
 
     Returns:
-        The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
+        The model, for data x [N, T, x]. ``fit`` trains it with ``mle()``.
 
     >>> import torch
     >>> local_level().log_evidence(x=torch.zeros(1, 20, 1)).method
@@ -45,6 +46,7 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
     )
 
 
+@trained_by("mle")
 def local_trend(x: int = 1, *, start: float = START) -> Model:
     """Local linear trend: a level whose slope is a random walk, observed with noise.
 
@@ -55,7 +57,7 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
         start: Standard deviation of the priors of the first level and the first slope.
 
     Returns:
-        The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
+        The model, for data x [N, T, x]. ``fit`` trains it with ``mle()``.
 
     >>> import torch
     >>> local_trend().forecast(steps=3, x=torch.zeros(1, 20, 1)).mean["x"].shape
@@ -75,6 +77,7 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
     )
 
 
+@trained_by("mle")
 def seasonal(period: int = 12, *, start: float = START) -> Model:
     """Level, slope and a trigonometric season of one series, observed with noise.
 
@@ -86,7 +89,7 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
         start: Standard deviation of the priors of the first level, slope and season.
 
     Returns:
-        The model, for data x [N, T, 1]. Train it with ``schedule=mle()``.
+        The model, for data x [N, T, 1]. ``fit`` trains it with ``mle()``.
 
     >>> seasonal(period=4).graph.latents
     ('level', 'slope', 'season')
@@ -116,6 +119,7 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
     )
 
 
+@trained_by("mle")
 def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
     """Autoregression: x is a linear function of its last values, plus noise; no latents.
 
@@ -128,7 +132,7 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
             the newest first.
 
     Returns:
-        The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
+        The model, for data x [N, T, x]. ``fit`` trains it with ``mle()``.
 
     >>> import torch
     >>> model = ar(lags=3)
