@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from aevb import cli
+from aevb.cli.array_files import significant
 from aevb.data.datasets import clustering_accuracy
 
 
@@ -1120,3 +1121,15 @@ def test_a_sequence_model_trains_by_particles(tmp_path, monkeypatch, capsys, sma
     rows = [json.loads(line) for line in lines]
     assert any("validation particles" in row for row in rows)
     assert aevb(monkeypatch, capsys, "evaluate", tmp_path / "run")
+
+
+def test_filled_cells_have_no_more_digits_than_their_precision():
+    sizes = 10.0 ** np.arange(-5, 15).repeat(5)
+    drawn = np.random.default_rng(0).normal(size=100) * sizes
+    for values, digits in ((drawn.astype(np.float32), 7), (drawn, 15)):
+        found = significant(values, single=digits == 7)
+        for value in found.tolist():
+            shown = repr(value).partition("e")[0].replace(".", "").strip("-0")
+            assert len(shown) <= digits
+        assert np.allclose(found, values, rtol=10.0 ** (1 - digits), atol=0)
+    assert np.isnan(significant(np.array([np.nan]), single=True)).all()

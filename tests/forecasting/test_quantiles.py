@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aevb import Bernoulli, Model, NegativeBinomial, Normal, OneHot, Poisson
-from aevb.forecasting.quantiles import drawn_quantiles
+from aevb.evidence.quantiles import drawn_quantiles
 
 FAMILIES = {"Poisson": Poisson, "NegativeBinomial": NegativeBinomial, "Bernoulli": Bernoulli}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
@@ -23,6 +24,7 @@ from aevb import (
     fit,
     mle,
     mlp,
+    zoo,
 )
 from aevb.declare.distributions import continuous_bernoulli_variance
 
@@ -268,3 +270,40 @@ def test_samples_are_counted_from_one():
         built({"z": Normal(1), "x | z": Normal(1)}, {"z | x": Normal()}).impute(
             x=randn(2, 1), samples=0
         )
+
+
+def test_intervals_of_filled_gaps_are_exact_for_normal_variables():
+    times = pd.Index([1, 2, 3, 4], name="year")
+    flow = pd.Series([3.0, np.nan, np.nan, 2.0], times, name="flow")
+    found = zoo.local_level().double().impute(x=flow, samples=5, seed=0)
+    frame = found.frame(levels=[0.8])
+    assert list(frame) == ["flow", "flow_lower_80", "flow_upper_80"]
+    half = norm.ppf(0.9) * found.sd["x"][0, :, 0].numpy()
+    assert np.allclose(frame["flow_lower_80"], frame["flow"] - half)
+    assert np.allclose(frame["flow_upper_80"], frame["flow"] + half)
+    assert list(frame.loc[4]) == [2.0, 2.0, 2.0]
+    assert list(found.frame()) == ["flow"]
+    with pytest.raises(ValueError, match="Quantile levels lie between 0 and 1"):
+        found.frame(levels=[1.5])
+
+
+def test_quantiles_of_filled_counts_are_whole_numbers_of_the_draws():
+    model = zoo.hmm(y=2, likelihood="Poisson").double()
+    x = torch.tensor([[[3.0], [torch.nan], [5.0]]], dtype=torch.float64)
+    found = model.impute(x=x, samples=200, seed=0)
+    (low,), (high,) = found.quantile([0.1, 0.9])["x"]
+    assert torch.equal(low, low.round())
+    assert torch.equal(high, high.round())
+    inside = (found.draws["x"][:, 0] >= low) & (found.draws["x"][:, 0] <= high)
+    assert bool((inside.double().mean(0) >= 0.8).all())
+    assert [low[0].item(), high[2].item()] == [3.0, 5.0]
+
+
+def test_mixtures_have_the_quantiles_of_their_distribution_function():
+    model = zoo.hmm(y=2).double()
+    x = torch.tensor([[[3.0], [torch.nan], [5.0]]], dtype=torch.float64)
+    found = model.impute(x=x, samples=20_000, seed=0)
+    for level in (0.1, 0.5, 0.9):
+        end = found.quantile(level)["x"][0, 0, 1, 0]
+        share = (found.draws["x"][:, 0, 1, 0] <= end).double().mean().item()
+        assert share == pytest.approx(level, abs=5 * 0.5 / 20_000**0.5)

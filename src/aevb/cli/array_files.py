@@ -88,6 +88,25 @@ def write(
             file.write(key + ",".join(_digits(value, exact) for value in line) + "\n")
 
 
+def significant(values: np.ndarray, *, single: bool) -> np.ndarray:
+    """Round numbers to the decimal digits that their precision has: 7 of ``single``, else 15.
+
+    >>> import numpy as np
+    >>> significant(np.array([913.2068481445312, 0.0, -1234567891.0]), single=True).tolist()
+    [913.2068, 0.0, -1234568000.0]
+    """
+    import numpy as np
+
+    wide = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(wide) & (wide != 0)
+    size = np.floor(np.log10(np.abs(wide, where=known, out=np.ones_like(wide))))
+    places = (7 if single else 15) - 1 - size
+    scale = 10.0 ** np.abs(places)
+    # A division by a power of ten gives the number that is nearest to the decimal.
+    found = np.where(places >= 0, np.rint(wide * scale) / scale, np.rint(wide / scale) * scale)
+    return np.where(known & np.isfinite(found), found, wide)
+
+
 def _digits(value: float, exact: bool) -> str:
     short = f"{value:.6g}"
     return short if not exact or float(short) == value else repr(value)

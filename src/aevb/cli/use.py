@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aevb.cli.array_files import refuse_kind, write
+from aevb.cli.array_files import refuse_kind, significant, write
 from aevb.cli.data_argument import (
     ROWS,
     batches,
@@ -499,6 +499,7 @@ def impute(
     Example: aevb impute run table.csv --out filled.csv
     """
     import numpy as np
+    import torch
 
     from aevb.data.datasets import in_units, load
     from aevb.estimate.batch import pad
@@ -529,6 +530,7 @@ def impute(
         array = np.asarray(value)
         if variable in means:
             mean = in_units(recipe, graph, variable, means[variable])
+            mean = significant(mean, single=model._parameter().dtype == torch.float32)
             # Labels have fewer entries than the means. An image that is stored flat has as many.
             labels = array.ndim < mean.ndim and array.size < mean.size
             lost = _missing(array, labels) & _inside(raw, array, graph.timed[variable])

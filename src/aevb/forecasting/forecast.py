@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from aevb.evidence.exact_posterior import Components
+from aevb.evidence.quantiles import checked_levels, drawn_quantiles, normal_quantiles
 from aevb.evidence.result import Evidence
-from aevb.forecasting.quantiles import checked_levels, drawn_quantiles, normal_quantiles
 
 if TYPE_CHECKING:
     from aevb.data.sequence_index import SequenceIndex

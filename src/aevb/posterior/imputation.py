@@ -5,6 +5,7 @@ The results are the mean, the standard deviation and draws.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from aevb.estimate.batch import public
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.program import Program
+from aevb.evidence.exact_posterior import Components
+from aevb.evidence.quantiles import checked_levels, drawn_quantiles, normal_quantiles
 from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.weighted import WeightedPosterior
@@ -45,32 +48,89 @@ class Imputation:
     why: str = field(default="")
     index: SequenceIndex | None = None  # of the frame of the data, if they are sequences
     _constant: frozenset[str] = frozenset()  # the variables with one value per row
+    # Exact mixtures of normals of the cells, [N, T, K, d]; empty for other families and methods.
+    _mixtures: Mapping[str, Components] = field(repr=False, default_factory=dict)
+    _discrete: frozenset[str] = frozenset()  # counts, classes and 0-1 variables
 
-    def frame(self) -> Any:
+    def quantile(self, levels: float | Sequence[float]) -> dict[str, Tensor]:
+        """Return quantiles of each cell, [Q, N, …] by variable; a known cell is its own quantile.
+
+        They are exact where the posterior is exact and the variable normally distributed, otherwise
+        quantiles of the draws. Those of counts are whole numbers.
+
+        Arguments:
+            levels: One level between 0 and 1, or Q of them.
+        """
+        wanted = checked_levels(levels)
+        found = {}
+        for name, mean in self.mean.items():
+            shape = (len(wanted), *mean.shape)
+            if not bool(self.missing[name].any()):
+                found[name] = mean.expand(shape)
+                continue
+            if name in self._mixtures:
+                values = normal_quantiles(self._mixtures[name], wanted)
+            elif name in self.draws:
+                discrete = name in self._discrete
+                values = drawn_quantiles(self.draws[name], wanted, discrete=discrete)
+            else:
+                raise ValueError(f"Quantiles of {name} need draws, and this imputation has none.")
+            values = values.reshape(shape).to(mean.dtype)
+            found[name] = torch.where(self.missing[name], values, mean)
+        return found
+
+    def frame(self, levels: Sequence[float] = ()) -> Any:
         """Return the data as a frame, missing cells filled by their means.
 
         It has the index of the frame that the data were. A column of labels gets the most probable
-        class.
+        class. ``levels`` adds the ends of central intervals, as columns ``x_lower_80``,
+        ``x_upper_80``, …; both ends of a known cell are its value.
+
+        Arguments:
+            levels: The probabilities of the intervals, such as [0.8, 0.95].
 
         Raises ValueError if the data were arrays.
+
+        >>> import pandas as pd
+        >>> from aevb import zoo
+        >>> years = pd.Index([1871, 1872, 1873], name="year")
+        >>> flow = pd.Series([3.0, None, 2.0], years, name="flow")
+        >>> frame = zoo.local_level().double().impute(x=flow, seed=0).frame(levels=[0.8])
+        >>> frame.round(2)  # doctest: +NORMALIZE_WHITESPACE
+              flow  flow_lower_80  flow_upper_80
+        year
+        1871   3.0           3.00           3.00
+        1872   2.5           0.69           4.31
+        1873   2.0           2.00           2.00
         """
         if self.index is None:
             raise ValueError(
                 "The data were arrays, so there is no index to give a frame in. Use .mean, or pass "
                 "the data as a frame (aevb.sequences)."
             )
+        inside = checked_levels(levels) if len(levels) else []
+        ends = [end for level in inside for end in ((1 - level) / 2, (1 + level) / 2)]
+        sides = [f"{side}_{100 * level:.12g}" for level in inside for side in ("lower", "upper")]
+        quantiles = self.quantile(ends) if ends else {}
         columns: dict[str, Any] = {}
         for name, names in self.index.columns.items():
             if name not in self.mean:
                 continue
             mean = self.mean[name]
             timed = name not in self._constant
-            flat = mean.reshape(*mean.shape[: 1 + timed], -1).cpu()
-            if len(names) != flat.shape[-1]:
-                flat = flat.argmax(-1, keepdim=True)
-            whole = flat.numpy()
-            whole = whole if timed else whole[:, None].repeat(max(self.index.lengths), 1)
-            columns |= {column: whole[..., i] for i, column in enumerate(names)}
+            kinds = {"": mean} | {
+                f"_{side}": value
+                for side, value in zip(sides, quantiles.get(name, ()), strict=False)
+            }
+            for kind, values in kinds.items():
+                flat = values.reshape(*values.shape[: 1 + timed], -1).cpu()
+                if len(names) != flat.shape[-1]:
+                    if kind:
+                        continue  # labels have no intervals
+                    flat = flat.argmax(-1, keepdim=True)
+                whole = flat.numpy()
+                whole = whole if timed else whole[:, None].repeat(max(self.index.lengths), 1)
+                columns |= {f"{column}{kind}": whole[..., i] for i, column in enumerate(names)}
         return self.index.past_frame(columns)
 
     def __repr__(self) -> str:
@@ -105,7 +165,8 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
     hidden = [name for name in graph.observed if mask_of(name) in batch]
     exact = isinstance(posterior, ExactPosterior)
     found = _by_draws(posterior, hidden, samples) if hidden and (draws or not exact) else {}
-    mean, sd, drawn, missing = {}, {}, {}, {}
+    mean, sd, drawn, missing, mixtures = {}, {}, {}, {}, dict[str, Components]()
+    specs = {name: graph.rule("p", name).spec for name in graph.observed}
     for name in graph.observed:
         value = batch[name]
         here = (
@@ -117,6 +178,8 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
             weighed = isinstance(posterior, WeightedPosterior) and name in posterior.gaps
             if weighed or isinstance(posterior, ExactPosterior):
                 middle, spread = posterior.moments(name)  # type: ignore[attr-defined]
+                if isinstance(posterior, ExactPosterior) and specs[name].gaussian:
+                    mixtures[name] = posterior.marginals.components[name]
             else:
                 middle, spread = found[name].mean, found[name].sd
             every = found[name].draws if name in found else every
@@ -145,8 +208,18 @@ def impute(posterior: Posterior, samples: int, *, draws: bool = True) -> Imputat
             graph, name, here if real is None else here & real, posterior.n, posterior.steps
         )
     constant = frozenset(name for name in mean if not graph.timed[name])
+    discrete = frozenset(name for name, spec in specs.items() if spec.support.is_discrete)
     return Imputation(
-        mean, sd, drawn, missing, posterior.method, samples, posterior.why, _constant=constant
+        mean,
+        sd,
+        drawn,
+        missing,
+        posterior.method,
+        samples,
+        posterior.why,
+        _mixtures=mixtures,
+        _constant=constant,
+        _discrete=discrete,
     )
 
 
