@@ -4,8 +4,12 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from weakref import WeakSet
 
 import pytest
+
+import aevb
+from aevb import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,11 +105,43 @@ PAGES = sorted(
 )
 
 
+@pytest.fixture
+def unseeded(monkeypatch):
+    """Models whose initial weights a reader would not get, and the names of those that are trained.
+
+    They differ in each process, unless the page sets the seed of torch's global generator.
+    """
+    built: WeakSet[Model] = WeakSet()
+    trained: list[str] = []
+    build, train = Model.__init__, aevb.fit
+
+    def init(self, *arguments, seed=None, **choices):
+        build(self, *arguments, seed=seed, **choices)
+        if seed is None:
+            built.add(self)
+
+    def fit(model, *arguments, **choices):
+        if model in built and choices.get("seeds") is None and model.untouched():
+            trained.append(str(model))
+        return train(model, *arguments, **choices)
+
+    monkeypatch.setattr(Model, "__init__", init)
+    monkeypatch.setattr(aevb, "fit", fit)
+    return trained
+
+
+def shown(page: Path) -> str:
+    """A page without its comments: what a reader copies."""
+    return re.sub("<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_every_block_runs_and_prints_what_the_page_shows(name):
+def test_every_block_runs_and_prints_what_the_page_shows(name, unseeded):
     run = runner()
     found = run.printed(ROOT / name, smaller)
     assert found
+    if "torch.manual_seed(" not in shown(ROOT / name):
+        assert not unseeded, f"{name} trains a model whose initial weights have no seed"
     for block, output in found:
         if block.language == run.CELL:
             continue

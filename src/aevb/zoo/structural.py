@@ -19,7 +19,7 @@ from aevb.zoo.arguments import choose
 START = 1e6  # standard deviation of the first value of a component
 
 
-def local_level(x: int = 1, *, start: float = START) -> Model:
+def local_level(x: int = 1, *, start: float = START, seed: int | None = None) -> Model:
     """Local level: a random walk, observed with noise.
 
     The two learned scales are those of the walk and of the noise, per series.
@@ -27,6 +27,7 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
     Arguments:
         x: Number of series.
         start: Standard deviation of the prior of the first level.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
@@ -42,10 +43,11 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
             "x[t] | level[t]": _sum({"level[t]": 1}, x),
         },
         q=_smoother({"level[t]": "level[t-1]"}, 2 * x),
+        seed=seed,
     )
 
 
-def local_trend(x: int = 1, *, start: float = START) -> Model:
+def local_trend(x: int = 1, *, start: float = START, seed: int | None = None) -> Model:
     """Local linear trend: a level whose slope is a random walk, observed with noise.
 
     The three learned scales are those of the level, of the slope and of the noise, per series.
@@ -53,6 +55,7 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
     Arguments:
         x: Number of series.
         start: Standard deviation of the priors of the first level and the first slope.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
@@ -72,10 +75,11 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
         q=_smoother(
             {"level[t]": "level[t-1], slope[t-1]", "slope[t]": "slope[t-1], level[t]"}, 3 * x
         ),
+        seed=seed,
     )
 
 
-def seasonal(period: int = 12, *, start: float = START) -> Model:
+def seasonal(period: int = 12, *, start: float = START, seed: int | None = None) -> Model:
     """Level, slope and a trigonometric season of one series, observed with noise.
 
     The season has a wave for each frequency j / period. The waves turn by a fixed angle per step,
@@ -84,6 +88,7 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
     Arguments:
         period: Number of steps after which the season repeats.
         start: Standard deviation of the priors of the first level, slope and season.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, 1]. Train it with ``schedule=mle()``.
@@ -113,10 +118,11 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
             },
             period + 2,
         ),
+        seed=seed,
     )
 
 
-def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
+def ar(x: int = 1, lags: int = 2, *, start: str = "zeros", seed: int | None = None) -> Model:
     """Autoregression: x is a linear function of its last values, plus noise; no latents.
 
     Several series have full matrices and a full covariance.
@@ -126,6 +132,7 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
         lags: Number of last values that x reads.
         start: The values before the series are "zeros", or "given" as ``before``: the last values,
             the newest first.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. Train it with ``schedule=mle()``.
@@ -156,6 +163,7 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
         },
         q={},
         given={"before": size} if start == "given" else None,
+        seed=seed,
     )
 
 
