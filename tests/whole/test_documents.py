@@ -63,7 +63,7 @@ UNTRAINED = (
     "explain(partial=",
     "draws.shape",
     'given={"rain"',
-    "print(zoo[",
+    "print(zoo.",
     "fit(smoothing, ",
     "vae.cpu()",
     "learning_rate=",
@@ -78,6 +78,19 @@ UNTRAINED = (
     "exported.difference",
     "step.inputs.items()",
 )
+
+
+# The printed summary of a run. Its numbers change with the sizes, its form does not.
+SUMMARY = re.compile(r"^Run of (.+)\n((?:  \w+ +.+\n)*)", re.MULTILINE)
+
+
+def summaries(text: str) -> list[tuple[bool, dict[str, str]]]:
+    """What no training changes in the summaries of runs: the names of lines, and some of them."""
+    found = []
+    for summary in SUMMARY.finditer(text):
+        lines = dict(line.split(maxsplit=1) for line in summary[2].splitlines())
+        found.append((", seed " in summary[1], lines | dict.fromkeys({"best"} & lines.keys(), "")))
+    return found
 
 
 def runner() -> ModuleType:
@@ -146,6 +159,9 @@ def test_every_block_runs_and_prints_what_the_page_shows(name, unseeded):
         if block.language == run.CELL:
             continue
         assert (block.printed is not None) == bool(output), f"line {block.line} of {name}"
+        assert summaries(output) == summaries(block.printed or ""), (
+            f"line {block.line} of {name}; python docs/run.py {name} writes it anew"
+        )
         if any(word in block.code for word in UNTRAINED):
             assert output == block.printed, (
                 f"line {block.line} of {name}; python docs/run.py {name} writes it anew"
@@ -157,6 +173,14 @@ def test_pages_have_output_that_is_compared():
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in PAGES]
     for word in UNTRAINED:
         assert any(word in text for text in texts), f"no page has {word!r} any more"
+
+
+def test_the_form_of_a_summary_is_compared():
+    old = "Run of 1,498 steps, seed 0, best validation 80.7856 at step 1,425, not saved\n"
+    new = "Run of 20 steps, seed 0, all steps taken\n  best    1 at 2\n  folder  run\n"
+    longer = new.replace("Run of 20", "Run of 1,498").replace("1 at 2", "3 at 4")
+    assert summaries(new) == summaries(longer) != summaries(old)
+    assert summaries(new) != summaries(new.replace("folder  run", "folder  other"))
 
 
 def test_what_a_page_shows_is_written_anew(tmp_path):
