@@ -56,7 +56,7 @@ def zoo_arguments() -> Mapping[str, tuple[str, ...]]:
         for node in trees["__init__"].body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
-        and node.target.id == "zoo"
+        and node.target.id == "_MODELS"
         and node.value is not None
     )
     names = (node.id for node in ast.walk(listed) if isinstance(node, ast.Name))
