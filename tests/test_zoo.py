@@ -351,3 +351,22 @@ def test_any_family_may_be_the_likelihood(name):
 def test_an_unknown_variant_is_refused(name, setting, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         zoo[name](**setting)
+
+
+def test_a_likelihood_may_be_a_text_with_settings():
+    built = zoo["vae"](x=4, z=2, hidden=(4,), likelihood="Normal(scale=0.2)")
+    assert built.graph.rule("p", "x").spec.scale == 0.2
+    built = zoo["vae"](x=4, z=2, hidden=(4,), likelihood="Normal(scale=learned)")
+    assert built.graph.rule("p", "x").spec.scale == "learned"
+    for text, said in (
+        ("Normal(scal=1)", "Its settings are scale. Did you mean 'scale'"),
+        ("Normal(3)", "cannot be read"),
+        ("Normal(scale=__import__('os').getcwd())", "cannot be read"),
+        ("Normal(scale=[1])", "cannot be read"),
+        ("Normal(size=3)", "Its settings are scale"),
+        ("Normal(scale=", "Unknown likelihood"),
+        ("Normal((scale=1)", "cannot be read"),
+        ("Nrmal(scale=1)", "Unknown likelihood 'Nrmal'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            zoo["vae"](x=4, z=2, hidden=(4,), likelihood=text)

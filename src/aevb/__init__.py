@@ -68,6 +68,7 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
     "training.run": ("Run", "load_run"),
     "training.schedules": ("alternate", "em", "joint", "mle"),
     "training.settings": ("Settings",),
+    "zoo": ("zoo",),
 }
 _HOME = {name: module for module, names in _FROM.items() for name in names}
 

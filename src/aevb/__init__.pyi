@@ -46,6 +46,7 @@ from aevb.training.run import Run, load_run
 from aevb.training.schedules import alternate, em, joint, mle
 from aevb.training.settings import Settings
 from aevb.version import __version__
+from aevb.zoo import zoo
 
 __all__ = [
     "AIS",
@@ -110,4 +111,5 @@ __all__ = [
     "table",
     "to_arviz",
     "wrap",
+    "zoo",
 ]

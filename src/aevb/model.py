@@ -54,6 +54,9 @@ class Model(DeclaredModel):
         given: The sizes of the variables that are only conditioned on, by name.
         missing: With "mask", q's networks also read a mask of the missing entries, through weights
             that start at zero. By default, "zeros", they read missing entries as zeros only.
+        seed: Decides the initial weights, also those of torch modules of your own (except
+            ``wrap(…, pretrained=True)``). None draws them from torch's global generator, whose
+            seed differs from process to process.
 
     Attributes:
         usual_schedule: The name of the schedule that :func:`fit` uses if none is given, such as
@@ -63,6 +66,7 @@ class Model(DeclaredModel):
     >>> vae = Model(
     ...     p={"z": Normal(20), "x | z": Bernoulli(784, net=mlp(500, 500))},
     ...     q={"z | x": Normal(net=mlp(500, 500))},
+    ...     seed=0,
     ... )
     >>> vae.elbo(x=torch.zeros(3, 784)).value.shape
     torch.Size([3])
@@ -77,10 +81,22 @@ class Model(DeclaredModel):
         given: Mapping[str, int | Shape] | None = None,
         *,
         missing: str = "zeros",
+        seed: int | None = None,
     ) -> None:
-        super().__init__(p, q, given, missing=missing)
+        with seeded(seed, all_code=True):
+            super().__init__(p, q, given, missing=missing)
+            if seed is not None:
+                self._redraw_own_modules()
         self._initial = self._digest()
         self.teaching = Teaching(self)
+
+    def _redraw_own_modules(self) -> None:
+        """Draw the weights of the user's modules again: they were drawn before the model's seed."""
+        specs = {entry.id: getattr(entry.spec, "net", None) for entry in self.graph.entries()}
+        for name, built in own_networks(dict(self.factors.items())):
+            net = specs[name]
+            if isinstance(net, wrap) and not net.pretrained and not is_maker(net.net):
+                built.redraw()
 
     def _digest(self) -> int | None:
         """A checksum of p's weights, the same in single and double precision.
@@ -138,18 +154,13 @@ class Model(DeclaredModel):
             for part in (entry.spec, getattr(entry.spec, "net", None))
             if part is not None
         }
-        own = {
-            entry.id: entry.spec.net
+        modules = {
+            entry.id: entry.spec.net.net
             for entry in self.graph.entries()
             if isinstance(entry.spec.net, wrap)
         }
-        modules = {name: net.net for name, net in own.items()}
-        with seeded(seed, all_code=True):
-            model = Model(**deserialize(self.declaration(), parts, modules))
-            for name, built in own_networks(dict(model.factors.items())):
-                if name in own and not own[name].pretrained and not is_maker(own[name].net):
-                    built.redraw()
-            model = model.to(like.device, like.dtype)
+        declared = deserialize(self.declaration(), parts, modules)
+        model = Model(**declared, seed=seed).to(like.device, like.dtype)
         model.usual_schedule = self.usual_schedule
         theirs = dict(model.named_parameters())
         for name, mine in self.named_parameters():

@@ -930,7 +930,7 @@ MISTAKES = [
     (
         ["train", "gmvae", "--data", "digits", "--out", "run", "--prepare", "scale"],
         2,
-        "On the command line: --set likelihood=Normal",
+        "On the command line, --set 'likelihood=Normal(scale=",
     ),
     (["evaluate", "nowhere", "--data", "digits"], 2, "holds no run: model.json is missing"),
     (

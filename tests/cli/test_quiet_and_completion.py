@@ -9,6 +9,7 @@ import pytest
 
 from aevb import Settings, cli
 from aevb.cli import completion
+from aevb.cli.model_argument import parameters_of
 from aevb.cli.options import SETTINGS
 from aevb.cli.table_models import ARGUMENTS
 from aevb.derive.plan import BOUNDS, GRADIENTS
@@ -132,7 +133,7 @@ def test_the_shell_completes(typed, expected, folder, monkeypatch, capsys):
 
 def test_completion_is_in_step_with_the_library():
     assert completion.zoo_arguments() == {
-        name: tuple(inspect.signature(build).parameters) for name, build in zoo.items()
+        name: tuple(parameters_of(build)) for name, build in zoo.items()
     }
     known = {
         "bound": BOUNDS,

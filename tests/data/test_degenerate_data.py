@@ -25,6 +25,7 @@ from aevb import (
 )
 from aevb.data import dequantise
 from aevb.data.repeated_values import note_repeats
+from aevb.training.events import SMALL_SCALE, events
 
 ONE_FOR_ALL = {Normal: {"scale": "learned"}, MultivariateNormal: {"covariance": "shared"}}
 FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
@@ -130,3 +131,25 @@ def test_what_is_missing_everywhere_is_refused():
         match=r"x is missing \(NaN\) in every row of column 1, from 0: p cannot learn it",
     ):
         fit(zoo.fa(), {"x": x}, steps=2)
+
+
+def test_a_fixed_scale_far_below_the_spread_of_the_data_is_noted():
+    x = 5.0 * np.random.default_rng(0).normal(size=(50, 3))
+    x[0, 0] = np.nan
+
+    def notes(scale, data, p="z"):
+        latent = {"z": Normal(1)} if p == "z" else {}
+        model = Model(
+            latent | {f"x | {p}": Normal(3, scale=scale)},
+            {"z | x": Normal()} if latent else {},
+            given=None if latent else {"u": 1},
+            seed=0,
+        )
+        more = {} if latent else {"u": np.zeros((50, 1))}
+        run = fit(model, {"x": data} | more, steps=1, progress=False)
+        return [str(one) for one in events(run.rows, SMALL_SCALE)]
+
+    (note,) = notes(0.1, x)
+    assert "times the fixed scale of p's Normal" in note
+    assert note.endswith("Divide x by 10, or declare a larger scale: Normal(…, scale=2).")
+    assert notes(1.0, x) == notes("learned", x) == notes(0.1, x / 10) == notes(0.1, x, "u") == []

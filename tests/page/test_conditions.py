@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from aevb import Bernoulli, Beta, Model, Normal, OneHot, Poisson, Schema, fit, mlp
+from aevb import Bernoulli, Beta, Model, Normal, OneHot, Poisson, Schema, conv, fit, mlp
 from aevb.data.grey_levels import dequantise
 from aevb.page import clusters, conditions, sections
 from aevb.page.clusters import pack_clusters
@@ -14,7 +14,7 @@ from aevb.page.conditions import pack_classes, pack_given
 from aevb.page.contents import dates_of, pack_contents, whole_table
 from aevb.page.decoder import plane
 from aevb.page.latent_map import pack_space, spaces
-from aevb.page.measures import Measures, measure, work_of
+from aevb.page.measures import SLOWER, Measures, measure, work_of
 from aevb.page.packing import unpack
 from aevb.page.sections import Opened, map_section, section
 from aevb.page.subject import Rows, Split, Subject
@@ -359,3 +359,27 @@ def test_a_model_on_a_gpu_has_a_whole_page_and_stays_there(timed):
     assert found.problems == []
     assert found.content["runs"][0]["checks"]["gap"] is not None
     assert model._parameter().is_cuda
+
+
+def test_work_counts_every_place_of_a_convolution():
+    model = Model(
+        {"z": Normal(2), "x | z": Normal((1, 8, 8), net=mlp(4))},
+        {"z | x": Normal(net=conv(3, hidden=5))},
+        seed=0,
+    )
+    batch = model.prepare(x=torch.zeros(6, 1, 8, 8))
+    (kernel,) = (one for one in model.parameters() if one.dim() == 4)
+    dense = sum(one.numel() for one in model.parameters())
+    places = (work_of(model, batch) - dense) / SLOWER / kernel.numel()
+    assert places == 4 * 4  # a stride of 2 on 8 × 8 pixels
+
+
+def test_labels_that_are_numbers_may_have_names(run):
+    trained, x = run
+    labels = np.arange(len(x)) % 2
+    content = trained.page({"x": x}, labels, names=("cross", "ring"), rows=20).content
+    (colour,) = [one for one in content["runs"][0]["map"]["colours"] if one["name"] == "label"]
+    assert colour["levels"] == ["cross", "ring"]
+    for given, said in ((labels + 1, "2 names, but labels has the class 2"), (None, "not given")):
+        with pytest.raises(ValueError, match=said):
+            trained.page({"x": x}, given, names=("cross", "ring"))

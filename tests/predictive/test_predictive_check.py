@@ -236,3 +236,12 @@ def test_what_is_asked_wrongly_is_said(choices, message):
     model = Model(p={"z": Normal(1), "x | z": Bernoulli(4)}, q={"z | x": Normal()})
     with pytest.raises(ValueError, match=message):
         predictive_check(model, {"x": torch.eye(4)}, **choices)
+
+
+def test_quantiles_are_those_of_the_known_entries():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    holed = np.where(np.random.default_rng(1).random(x.shape) < 0.2, np.nan, x)
+    for name, share in (("q05", 0.05), ("q50", 0.5), ("q95", 0.95)):
+        for rows in (x, holed):
+            expected = [np.quantile(column[~np.isnan(column)], share) for column in rows.T]
+            np.testing.assert_allclose(STATISTICS[name](rows), expected, rtol=1e-12)

@@ -5,15 +5,29 @@ meanwhile.
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from aevb import AIS, Beta, ContinuousBernoulli, Exact, Model, Normal, OneHot, Poisson, linear, mlp
+from aevb import (
+    AIS,
+    Beta,
+    ContinuousBernoulli,
+    Exact,
+    Model,
+    Normal,
+    OneHot,
+    Poisson,
+    linear,
+    mlp,
+    wrap,
+)
 from aevb.declare.networks import Network
 from aevb.runtime.evaluation_mode import drops_units, evaluating
 from aevb.runtime.seeding import seeded
+from aevb.zoo import zoo
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, SERIES = torch.randn(12, 3, generator=GENERATOR), torch.randn(2, 3, 2, generator=GENERATOR)
@@ -201,3 +215,46 @@ def test_a_seed_gives_the_numbers_of_torchs_global_seed():
         torch.manual_seed(6)
         assert torch.equal(inner, torch.randint(99, (4,)))
     assert all(map(torch.equal, found, expected))
+
+
+class Scaled(nn.Linear):
+    """A module of the user."""
+
+
+@pytest.mark.parametrize("own", [lambda: mlp(4), lambda: Scaled(3, 4), lambda: Scaled])
+def test_a_seed_decides_the_initial_weights(own):
+    """In any process: torch's global generator has no part in them, and is left as it was."""
+
+    def built(seed):
+        torch.manual_seed(torch.randint(2**31, ()).item())
+        net = own() if own() is not Scaled else partial(Scaled, 3, 4)
+        before = torch.get_rng_state()
+        p = {"z": Normal(2), "x | z": Normal(3, scale="learned")}
+        model = Model(p, {"z | x": Normal(net=net)}, seed=seed)
+        assert torch.equal(before, torch.get_rng_state()) == (seed is not None)
+        return model
+
+    one, same, other = built(7), built(7), built(8)
+    for found in (same, one.fresh(7), built(None).fresh(7)):
+        assert [*one.state_dict()] == [*found.state_dict()]
+        assert all(map(torch.equal, one.parameters(), found.parameters()))
+    assert not all(map(torch.equal, one.parameters(), other.parameters()))
+    assert one.untouched()
+    assert one.declaration() == other.declaration()
+
+
+def test_pretrained_modules_keep_their_weights_with_a_seed():
+    net = Scaled(3, 4)
+    model = Model(
+        {"z": Normal(2), "x | z": Normal(3)},
+        {"z | x": Normal(net=wrap(net, pretrained=True))},
+        seed=0,
+    )
+    assert torch.equal(model.factors["q(z|x)"].net.module.weight, net.weight)
+
+
+@pytest.mark.parametrize("name", zoo)
+def test_models_of_the_zoo_take_a_seed(name):
+    one, same, other = (zoo[name](seed=seed) for seed in (0, 0, 1))
+    assert all(map(torch.equal, one.parameters(), same.parameters()))
+    assert not all(map(torch.equal, one.parameters(), other.parameters()))

@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 
 import joblib
 import numpy as np
@@ -288,6 +289,19 @@ def test_other_values_of_a_constant_column_warn(estimator):
     fitted = clone(estimator).fit(named.assign(c2=7.0), KINDS)
     with pytest.warns(DataWarning, match="Column 'c2' was always 7"):
         answer(fitted, named)
+
+
+def test_other_values_of_constant_columns_are_said_once():
+    X = np.insert(WINE, [2, 5], 7.0, axis=1)
+    fitted = FactorAnalysis(2).fit(X)
+    X[:3, 2], X[2:4, 6] = 8.0, 9.0
+    text = r"2 columns .* \(2 \(from 0\), 6 \(from 0\)\).* in 4 of these rows have no influence"
+    with pytest.warns(DataWarning, match=text):
+        fitted.score_samples(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.score_samples(X[:2])
+        fitted.transform(X)
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])

@@ -365,7 +365,7 @@ def test_the_command_line_says_errors_of_the_library_in_its_own_words(
     )
     assert train(monkeypatch, tmp_path, "vae", *asked, "--set", "likelihood=Bernoulli") == 2
     assert "but p gives x a Bernoulli. " in (told := capsys.readouterr().err)
-    assert "On the command line: --set likelihood=Normal (or another family), or --prepare." in told
+    assert "On the command line, --set 'likelihood=Normal(scale=" in told
 
 
 def test_errors_of_a_family_name_the_variable():

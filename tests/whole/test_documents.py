@@ -4,8 +4,12 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from weakref import WeakSet
 
 import pytest
+
+import aevb
+from aevb import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,7 +63,7 @@ UNTRAINED = (
     "explain(partial=",
     "draws.shape",
     'given={"rain"',
-    "print(zoo[",
+    "print(zoo.",
     "fit(smoothing, ",
     "vae.cpu()",
     "learning_rate=",
@@ -74,6 +78,19 @@ UNTRAINED = (
     "exported.difference",
     "step.inputs.items()",
 )
+
+
+# The printed summary of a run. Its numbers change with the sizes, its form does not.
+SUMMARY = re.compile(r"^Run of (.+)\n((?:  \w+ +.+\n)*)", re.MULTILINE)
+
+
+def summaries(text: str) -> list[tuple[bool, dict[str, str]]]:
+    """What no training changes in the summaries of runs: the names of lines, and some of them."""
+    found = []
+    for summary in SUMMARY.finditer(text):
+        lines = dict(line.split(maxsplit=1) for line in summary[2].splitlines())
+        found.append((", seed " in summary[1], lines | dict.fromkeys({"best"} & lines.keys(), "")))
+    return found
 
 
 def runner() -> ModuleType:
@@ -101,15 +118,50 @@ PAGES = sorted(
 )
 
 
+@pytest.fixture
+def unseeded(monkeypatch):
+    """Models whose initial weights a reader would not get, and the names of those that are trained.
+
+    They differ in each process, unless the page sets the seed of torch's global generator.
+    """
+    built: WeakSet[Model] = WeakSet()
+    trained: list[str] = []
+    build, train = Model.__init__, aevb.fit
+
+    def init(self, *arguments, seed=None, **choices):
+        build(self, *arguments, seed=seed, **choices)
+        if seed is None:
+            built.add(self)
+
+    def fit(model, *arguments, **choices):
+        if model in built and choices.get("seeds") is None and model.untouched():
+            trained.append(str(model))
+        return train(model, *arguments, **choices)
+
+    monkeypatch.setattr(Model, "__init__", init)
+    monkeypatch.setattr(aevb, "fit", fit)
+    return trained
+
+
+def shown(page: Path) -> str:
+    """A page without its comments: what a reader copies."""
+    return re.sub("<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_every_block_runs_and_prints_what_the_page_shows(name):
+def test_every_block_runs_and_prints_what_the_page_shows(name, unseeded):
     run = runner()
     found = run.printed(ROOT / name, smaller)
     assert found
+    if "torch.manual_seed(" not in shown(ROOT / name):
+        assert not unseeded, f"{name} trains a model whose initial weights have no seed"
     for block, output in found:
         if block.language == run.CELL:
             continue
         assert (block.printed is not None) == bool(output), f"line {block.line} of {name}"
+        assert summaries(output) == summaries(block.printed or ""), (
+            f"line {block.line} of {name}; python docs/run.py {name} writes it anew"
+        )
         if any(word in block.code for word in UNTRAINED):
             assert output == block.printed, (
                 f"line {block.line} of {name}; python docs/run.py {name} writes it anew"
@@ -121,6 +173,14 @@ def test_pages_have_output_that_is_compared():
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in PAGES]
     for word in UNTRAINED:
         assert any(word in text for text in texts), f"no page has {word!r} any more"
+
+
+def test_the_form_of_a_summary_is_compared():
+    old = "Run of 1,498 steps, seed 0, best validation 80.7856 at step 1,425, not saved\n"
+    new = "Run of 20 steps, seed 0, all steps taken\n  best    1 at 2\n  folder  run\n"
+    longer = new.replace("Run of 20", "Run of 1,498").replace("1 at 2", "3 at 4")
+    assert summaries(new) == summaries(longer) != summaries(old)
+    assert summaries(new) != summaries(new.replace("folder  run", "folder  other"))
 
 
 def test_what_a_page_shows_is_written_anew(tmp_path):

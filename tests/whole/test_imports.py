@@ -80,3 +80,13 @@ def test_a_module_is_found_by_its_name_too():
     code = "import aevb; print(aevb.zoo.vae(4, 2).graph.latents)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "('z',)\n"
+
+
+def test_the_zoo_is_one_object_under_all_its_names():
+    code = (
+        "from aevb import *; import aevb; from aevb.zoo import zoo as other; "
+        "import aevb.zoo as third; "
+        "print(zoo is other is third is aevb.zoo, zoo['vae'] is zoo.vae, list(zoo)[:2], 'x' in zoo)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True ['fa', 'vae'] False\n"

@@ -33,7 +33,8 @@ def test_every_public_name_is_described_on_one_page(from_source):
         ),
         re.MULTILINE,
     )
-    assert sorted(described) == sorted(set(aevb.__all__) - {"__version__"})
+    # The zoo has a page of its own.
+    assert sorted(described) == sorted(set(aevb.__all__) - {"__version__", "zoo"})
 
 
 def test_every_name_has_a_sentence(from_source):

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aevb.cli.choose_by_bic import choose_by_bic
-from aevb.cli.open_table import File, Opened, Out, columns_of, open_table
+from aevb.cli.classify_arrays import classify_arrays
+from aevb.cli.model_argument import is_run
+from aevb.cli.open_table import (
+    File,
+    Opened,
+    Out,
+    columns_of,
+    is_table_run,
+    open_table,
+    refuse_without_table,
+)
 from aevb.cli.options import Quiet, RunFolder, RunMissing, Seed, UnknownLevels, silent
 from aevb.cli.table_files import is_known, read_table_file, text
 from aevb.cli.table_text import paragraph, terminal_width
@@ -41,14 +51,23 @@ def cluster(
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Assign each row of a table to a cluster, with the probability of every cluster.
+    """Assign each row to a cluster or class, with the probability of every one.
 
     The command describes the clusters, and compares them with categories that were left out of the
     model. The default model of a table has no clusters: then a mixture is fitted to the run's
     table, with as many clusters as BIC chooses or --clusters says, and kept in the run's folder.
 
-    Example: aevb cluster run --out clusters.csv
+    For a run of arrays with a discrete latent, such as that of m2 or gmvae, the command writes the
+    most probable class of each row of a file. Known labels in the file are not read.
+
+    Examples: aevb cluster run --out clusters.csv
+
+    aevb cluster m2-run new.npz --out classes.csv
     """
+    if not is_table_run(run) and is_run(str(run)):
+        refuse_without_table({"--unknown-levels": unknown_levels, "--clusters": clusters})
+        classify_arrays(run, file, out, missing, seed)
+        return
     if clusters is not None and clusters < 1:
         raise ValueError(f"--clusters must be at least 1, got {clusters}.")
     opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)

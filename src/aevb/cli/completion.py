@@ -37,12 +37,16 @@ def words(*choices: str) -> Completion:
 def zoo_arguments() -> Mapping[str, tuple[str, ...]]:
     """Return the arguments of each model of the zoo, in the order of ``aevb models``.
 
+    Without ``seed``, which ``--seed`` gives.
+
     >>> zoo_arguments()["fa"]
     ('x', 'z', 'posterior', 'scale')
     """
     trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in ZOO.glob("*.py")}
     functions = {
-        node.name: tuple(one.arg for one in (*node.args.args, *node.args.kwonlyargs))
+        node.name: tuple(
+            one.arg for one in (*node.args.args, *node.args.kwonlyargs) if one.arg != "seed"
+        )
         for tree in trees.values()
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
@@ -52,7 +56,7 @@ def zoo_arguments() -> Mapping[str, tuple[str, ...]]:
         for node in trees["__init__"].body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
-        and node.target.id == "zoo"
+        and node.target.id == "_MODELS"
         and node.value is not None
     )
     names = (node.id for node in ast.walk(listed) if isinstance(node, ast.Name))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aevb.cli.model_argument import argument, resolve
+from aevb.cli.model_argument import argument, parameters_of, resolve
 from aevb.cli.options import BoundName, Gradient, How, ModelName, Resample, Samples, Set, pairs
 from aevb.training.settings import Settings
 
@@ -23,8 +23,7 @@ def models() -> None:
         print(
             f"{'':<{width}} "
             + " ".join(
-                f"--set {argument(parameter)}"
-                for parameter in inspect.signature(build).parameters.values()
+                f"--set {argument(parameter)}" for parameter in parameters_of(build).values()
             )
         )
     print("\nShow one model and its estimator: aevb explain gmvae")

@@ -112,7 +112,7 @@ def _built(name: str, build: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]) -> dict[str, Any]:
-    parameters = inspect.signature(build).parameters
+    parameters = parameters_of(build)
     for key in settings:
         if key not in parameters:
             raise ValueError(
@@ -125,6 +125,19 @@ def _arguments(name: str, build: Callable[..., Any], settings: Mapping[str, str]
     return {
         key: (value,) if key in lists and not isinstance(value, tuple) else value
         for key, value in values.items()
+    }
+
+
+def parameters_of(build: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the arguments that ``--set`` may give: of the zoo's models all but ``seed``.
+
+    ``--seed`` decides the initial weights.
+    """
+    from aevb.zoo import zoo
+
+    hidden = {"seed"} if build in zoo.values() else set()
+    return {
+        name: one for name, one in inspect.signature(build).parameters.items() if name not in hidden
     }
 
 

@@ -166,7 +166,17 @@ def _subject(
     if lost:
         splits = [replace(splits[0], name="training")]
     ink = _has_ink(loaded.recipe)
-    found = replace(known, splits=splits, recipe=loaded.recipe, image=image, ink=ink)
+    names = tuple(loaded.recipe.classes or ())
+    labels = [one.labels for one in splits if one.labels is not None]
+    named = all(int(one.max(initial=-1)) < len(names) for one in labels)
+    found = replace(
+        known,
+        splits=splits,
+        recipe=loaded.recipe,
+        image=image,
+        ink=ink,
+        label_names=names if named else (),
+    )
     return found, loaded.notes
 
 

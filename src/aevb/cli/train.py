@@ -528,6 +528,6 @@ class _advised:
             return
         if "likelihood" in inspect.signature(zoo[self.model]).parameters:
             raise ValueError(
-                f"{error} On the command line: --set likelihood=Normal (or another family), or "
-                f"--prepare."
+                f"{error} On the command line, --set 'likelihood={error.fits}' takes the numbers "
+                f"as they are; or name another family, or --prepare."
             ) from None

@@ -25,6 +25,7 @@ from aevb.cli.data_argument import (
 from aevb.cli.encode_table import encode_table
 from aevb.cli.evaluate_table import evaluate_table
 from aevb.cli.impute_table import impute_table
+from aevb.cli.latent_means import posterior_means
 from aevb.cli.missing_marks import only_numbers
 from aevb.cli.model_argument import open_run
 from aevb.cli.open_table import File, is_table_run, refuse_options, refuse_without_table
@@ -46,7 +47,7 @@ from aevb.cli.options import (
 )
 from aevb.cli.sample_table import sample_table
 from aevb.cli.units import Units
-from aevb.estimate.keys import LENGTHS, STEPS, real_steps
+from aevb.estimate.keys import LENGTHS, STEPS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,9 +89,10 @@ def evaluate(
     """Print the bound, its terms and log p(x) in nats per example.
 
     For the run of a table, it also hides known cells at random and compares their predictions with
-    the truth. If the data have labels, print the clustering accuracy too. The command uses the test
-    rows if there are any (of a built-in data set, --validation or --hold-out), otherwise the
-    training rows.
+    the truth. If the data have labels, print the share of rows whose most probable class is their
+    label, or the clustering accuracy if the training had no labels. The command uses the test rows
+    if there are any (of a built-in data set, --validation or --hold-out), otherwise the training
+    rows.
 
     Example: aevb evaluate run
     """
@@ -177,16 +179,20 @@ def evaluate(
             and not model.graph.timed[name]
         ):
             try:
-                probs = _posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
+                probs = posterior_means(model, without_latents(model, chosen.data), seed)[0][name]
             except UntaughtError as error:
                 print(f"  clusters {name}: not evaluated. {in_its_words(error)}")
                 continue
-            accuracy = clustering_accuracy(probs.argmax(-1)[labelled], labels[labelled].astype(int))
+            most, truth = probs.argmax(-1)[labelled], labels[labelled].astype(int)
             entropy = -(probs * _log(probs)).sum(-1).mean()
-            print(
-                f"  clusters {name}: {accuracy:.3f} of the rows match their label (best "
-                f"matching), conditional entropy {entropy:.3f}"
-            )
+            # Classes have the numbers of the labels only if the training had labels.
+            if name in (loaded.recipe.known or ()):
+                match = f"{name}: the most probable class of {(most == truth).mean():.3f} of the"
+                how = "rows with a label is their label"
+            else:
+                match = f"clusters {name}: {clustering_accuracy(most, truth):.3f} of the"
+                how = "rows match their label (best matching)"
+            print(f"  {match} {how}, conditional entropy {entropy:.3f}")
     if chosen.labels_of is not None:
         print(
             f"  The training rows had no labels {chosen.labels_of}: labels are only compared with "
@@ -447,7 +453,7 @@ def encode(
     loaded = load_rows(run, model, data, prepare, seed, missing=missing, whole=True)
     refuse_input(out, loaded.recipe.data)
     chosen = loaded.test or loaded.train
-    codes, method = _posterior_means(model, without_latents(model, chosen.data), seed)
+    codes, method = posterior_means(model, without_latents(model, chosen.data), seed)
     timed = [name for name in codes if model.graph.timed[name]]
     lengths = (~np.isnan(codes[timed[0]]).any(-1)).sum(1) if timed else None
     write(out, codes, {}, timed, lengths=lengths, numbers=loaded.lines)
@@ -557,46 +563,6 @@ def one_file(file: str | None, data: str | None) -> str | None:
 
 
 # Computations -------------------------------------------------------------------------------------
-
-
-def _posterior_means(
-    model: Model, data: Mapping[str, Any], seed: int
-) -> tuple[dict[str, np.ndarray], str]:
-    """Return the posterior mean of every latent, and which posterior gave it: "exact" or "q".
-
-    Means are [N, size] or [N, T, size], with NaN beyond the end of a sequence.
-    """
-    import numpy as np
-    import torch
-
-    from aevb.estimate.places import places_of
-    from aevb.posterior import posterior_of, why_not_q
-
-    found: dict[str, list[np.ndarray]] = {name: [] for name in model.graph.latents}
-    parts_of_rows = batches(model, data)
-    # If q cannot answer for some rows, use the exact posterior for all, so that codes are
-    # comparable.
-    exact = any(why_not_q(model, model.teaching, batch) is not None for batch in parts_of_rows)
-    method = "q"
-    for i, batch in enumerate(parts_of_rows):
-        posterior = posterior_of(
-            model,
-            model.teaching,
-            batch,
-            seed=seed + i,
-            prefer_exact=exact,
-            first_row=i * ROWS,
-            places=places_of(data),
-        )
-        method = posterior.method
-        for name, parts in found.items():
-            with torch.no_grad():
-                mean = posterior[name].mean
-            real = real_steps(batch, timed=model.graph.timed[name])
-            if real is not None:
-                mean = torch.where(real.transpose(0, 1), mean, torch.nan)
-            parts.append(mean.cpu().numpy())
-    return {name: np.concatenate(parts) for name, parts in found.items()}, method
 
 
 def _imputed(

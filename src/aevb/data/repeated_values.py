@@ -58,6 +58,7 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
                         graph.size(name),
                     ),
                     name,
+                    span=float((high - low)[low <= high].max()),
                 )
 
 

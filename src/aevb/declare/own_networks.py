@@ -286,8 +286,8 @@ class Wrapped(nn.Module):
         for name, parameter in self.module.named_parameters():
             if name in drawn and bool(parameter.isnan().any()):
                 raise ValueError(
-                    f"{self.title} does not say how its parameter {name} is drawn, so a fresh "
-                    f"model would start from the same values. Give the class instead of an object "
+                    f"{self.title} does not say how its parameter {name} is drawn, so no "
+                    f"seed can decide its initial values. Give the class instead of an object "
                     f"(net={self.title}), give the module a method reset_parameters(), or use "
                     f"wrap(…, pretrained=True) to start from the given weights."
                 )

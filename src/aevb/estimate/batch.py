@@ -727,12 +727,15 @@ def _perhaps_padding(graph: Graph, name: str, mask: Tensor) -> str:
 class FamilyError(ValueError):
     """The data of an observed ``variable`` do not fit its family in p.
 
-    They are outside its support, or degenerate. Another family may fit.
+    They are outside its support, or degenerate. ``fits`` is a likelihood that takes them as they
+    are, as text: a Normal whose fixed scale is a tenth of their ``span``.
     """
 
-    def __init__(self, text: str, variable: str = "") -> None:
+    def __init__(self, text: str, variable: str = "", *, span: float = 1.0) -> None:
         super().__init__(text)
         self.variable = variable
+        scale = span / 10 if 0 < span < math.inf else 0.1
+        self.fits = f"Normal(scale={float(f'{scale:.1g}'):g})"
 
 
 def _check_support(
@@ -792,7 +795,10 @@ def _check_support(
                 f"{_grey_levels(graph, name, value) or fix}"
             )
             # No family accepts what the first check refuses.
-            raise FamilyError(message, name) if i else ValueError(message)
+            if not i:
+                raise ValueError(message)
+            known = value[value.isfinite() if mask is None else mask & value.isfinite()]
+            raise FamilyError(message, name, span=float(known.max() - known.min()))
 
 
 def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:

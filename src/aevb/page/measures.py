@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from aevb.data.datasets import log_jacobian, log_spreads
 from aevb.data.units import as_prepared
@@ -23,6 +24,7 @@ from aevb.posterior import posterior_of, why_not_q
 SAMPLED_ROWS = 2000  # most rows whose log p is estimated by sampling
 SAMPLES = 100  # importance samples per row
 WORK = 1e11  # most multiplications for that; of a large model, fewer rows are sampled
+SLOWER = 8  # the time of a multiplication in a convolution, relative to that in a dense layer
 DRAWS = 8  # draws of q per row for the bound, and for more rows than MANY:
 # One draw would be a relaxed one of a discrete latent that cannot be enumerated.
 FEW_DRAWS = 2
@@ -154,14 +156,30 @@ class _LogP:
 
 
 def work_of(model: Model, batch: Batch) -> float:
-    """About how many multiplications one sample of one row takes."""
+    """About how many multiplications one sample of one row takes, as a dense layer does them."""
     graph = model.graph
     steps = max(value.shape[0] for value in batch.values())
     # A q that is scored needs a second sample.
     enumerated = model.plan(samples=2).enumerated
     classes = [graph.size(name) for name in enumerated if not graph.timed[name]]
     weights = sum(parameter.numel() for parameter in model.parameters())
-    return max(1.0, float(weights) * steps * float(np.prod(classes or [1])))
+    dense = max(1.0, float(weights) * steps * float(np.prod(classes or [1])))
+    if not any(parameter.dim() > 2 for parameter in model.parameters()):
+        return dense
+    return dense + SLOWER * _convolutions(model, batch)
+
+
+def _convolutions(model: Model, batch: Batch) -> float:
+    """The multiplications of the convolutions in an estimate of the bound of one row.
+
+    A convolution uses each of its weights at every place of the image.
+    """
+    row = {name: value[..., :1, :] for name, value in batch.items()}
+    with torch.no_grad(), model._evaluating(0), FlopCounterMode(display=False) as counter:
+        plan = model.plan(partial=split_latents(model.graph, row)[1])
+        estimate(plan, model.factors, row, model.draw_noise(plan, row, seed=0))
+    counts = counter.get_flop_counts().get("Global", {})
+    return sum(count for op, count in counts.items() if "conv" in str(op)) / 2
 
 
 def _bound(subject: Subject, batch: Batch, draws: int, seed: int) -> dict[str, Tensor]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,7 @@ def page_of_run(
     data: Mapping[str, Any] | None,
     labels: Any,
     *,
+    names: Sequence[str] | None,
     image: tuple[int, ...] | None,
     ink: bool,
     out: str | Path | None,
@@ -82,6 +85,8 @@ def page_of_run(
         also = f" `aevb page {run.out}` reads those of the training." if command else ""
         raise ValueError(f"A page shows rows: run.page({{{first}}}).{also}")
     subject = subject_of_run(run, data, labels)
+    if names is not None:
+        subject = replace(subject, label_names=_checked(names, subject))
     subject = replace(subject, image=image if image is not None else _image(subject), ink=ink)
     if image is not None and int(np.prod(image)) != graph.size(graph.observed[0]):
         raise ValueError(
@@ -89,6 +94,22 @@ def page_of_run(
             f"{graph.size(graph.observed[0])} entries."
         )
     return _page(subject, run, out, rows)
+
+
+def _checked(names: Sequence[str], subject: Subject) -> tuple[str, ...]:
+    """The names of the classes of the labels."""
+    labels = subject.splits[0].labels
+    if subject.label_names or labels is None:
+        raise ValueError(
+            "names= gives the names of class numbers, but labels "
+            + ("are not given." if labels is None else "are texts already.")
+        )
+    found = tuple(map(str, names))
+    if int(labels.max(initial=-1)) >= len(found):
+        raise ValueError(
+            f"There are {len(found)} names, but labels has the class {int(labels.max())} (from 0)."
+        )
+    return found
 
 
 def subject_of_run(run: Run, data: Mapping[str, Any], labels: Any) -> Subject:
@@ -150,11 +171,26 @@ def _on_cpu(model: Model) -> Model:
 
 
 def _page(subject: Subject, run: Run | None, out: str | Path | None, rows: int | None) -> Page:
-    shown = run_section(opened_subject(subject, run), rows=MOST_ROWS if rows is None else rows)
+    with _progress() as tell:
+        shown = run_section(
+            opened_subject(subject, run), tell, rows=MOST_ROWS if rows is None else rows
+        )
     found = Page(document([shown]))
     if out is not None:
         found.save(out)
     return found
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None] | None]:
+    """Show on a terminal which part of a page is being computed."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("page") as status:
+        yield lambda text: status.update(f"page: {text}")
 
 
 def opened_subject(subject: Subject, run: Run | None) -> Opened:

@@ -61,7 +61,13 @@ def _correlation(x: np.ndarray) -> np.ndarray:
 
 
 def _quantile(share: float) -> Statistic:
-    return lambda x: np.nanquantile(_columns(x), share, axis=0)
+    def found(x: np.ndarray) -> np.ndarray:
+        columns = _columns(x)
+        # nanquantile goes through the columns one by one, which takes a hundred times as long.
+        quantile = np.nanquantile if np.isnan(columns).any() else np.quantile
+        return np.asarray(quantile(columns, share, axis=0))
+
+    return found
 
 
 # Each maps [N, d] or [N, T, d] to one number per column.

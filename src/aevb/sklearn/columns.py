@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Columns:
     location: np.ndarray
     scale: np.ndarray
     varies: np.ndarray
+    told: set[str] = field(default_factory=set, repr=False)  # columns that a warning named already
 
     @classmethod
     def read(cls, X: np.ndarray, *, shared_unit: bool = False) -> Columns:
@@ -93,11 +94,13 @@ class Columns:
 
     def warn_of_changes(self, X: np.ndarray, names: Sequence[str] | None = None) -> None:
         """Warn of new values in columns that were constant or empty in the training rows."""
-        changed = (~np.isnan(X) & (self.location != X)).sum(0)
-        for j in np.flatnonzero(~self.varies & (changed > 0)).tolist():
+        changed = ~np.isnan(X) & (self.location != X) & ~self.varies
+        found = []
+        for j in np.flatnonzero(changed.any(0)).tolist():
             name = f"{j} (from 0)" if names is None else repr(str(names[j]))
             constant = None if np.isnan(self.location[j]) else f"{self.location[j]:g}"
-            _warn_of_change(name, constant, int(changed[j]))
+            found.append(Changed(name, constant, changed[:, j]))
+        _warn_of_changes(found, self.told)
 
     def relative_log_jacobian(self, data: Mapping[str, np.ndarray]) -> np.ndarray:
         """log |dx/dX| of encoded rows, less its value at x = 0: 0, as the units are constants."""
@@ -114,6 +117,7 @@ class MixedColumns:
 
     schema: Schema
     constants: Mapping[str, Any]
+    told: set[str] = field(default_factory=set, repr=False)  # columns that a warning named already
 
     @classmethod
     def read(cls, X: Any) -> MixedColumns:
@@ -140,13 +144,14 @@ class MixedColumns:
 
     def warn_of_changes(self, X: Any, names: Sequence[str] | None = None) -> None:
         """Warn of new values in columns that were constant or empty in the training rows."""
-        table = read_table(X)
+        table, found = read_table(X), []
         for column in self.schema.columns:
             facts = column.facts
             if column.used or not (facts.constant or not facts.distinct):
                 continue
             cells = table.cells(column.name, self.schema.missing_words, form=facts.form)
-            known = cells.values[~cells.missing]
+            rows = np.flatnonzero(~cells.missing)
+            known = cells.values[rows]
             numeric = known.dtype != object
             if facts.distinct and numeric == (facts.low is not None):
                 same = (
@@ -154,10 +159,12 @@ class MixedColumns:
                     if numeric
                     else known == self.constants[column.name]
                 )
-                known = known[~same]
-            if len(known):
+                rows = rows[~same]
+            if len(rows):
                 constant = str(self.constant(column, column.dtype)) if facts.distinct else None
-                _warn_of_change(repr(column.name), constant, len(known))
+                changed = np.isin(np.arange(len(cells.missing)), rows)
+                found.append(Changed(repr(column.name), constant, changed))
+        _warn_of_changes(found, self.told)
 
     def with_constants(self, X: Any) -> Any:
         """Return the frame with the missing cells of constant columns filled.
@@ -199,12 +206,35 @@ class MixedColumns:
         return np.nan_to_num(data["x"]) @ np.array(slope) if slope else np.zeros(rows)
 
 
-def _warn_of_change(name: str, constant: str | None, rows: int) -> None:
-    was = "had no known cell" if constant is None else f"was always {constant}"
+class Changed(NamedTuple):
+    """A column that the model leaves out, its constant (None if it had no cell), and a mask of the
+    rows with other values."""
+
+    name: str
+    constant: str | None
+    rows: np.ndarray
+
+
+def _warn_of_changes(found: Sequence[Changed], told: set[str]) -> None:
+    """Warn once of columns that the model leaves out and that have new values in some rows."""
+    new = [one for one in found if one.name not in told]
+    if not new:
+        return
+    told.update(one.name for one in new)
+    rows = int(np.any([one.rows for one in new], 0).sum())
+    if len(new) == 1:
+        constant = new[0].constant
+        was = "had no known cell" if constant is None else f"was always {constant}"
+        text = f"Column {new[0].name} {was} in the training rows, so the model leaves it out: its"
+    else:
+        names = ", ".join(one.name for one in new[:5]) + ", …" * (len(new) > 5)
+        text = (
+            f"{len(new)} columns did not vary in the training rows ({names}), so the model leaves "
+            f"them out: their"
+        )
     warnings.warn(
-        f"Column {name} {was} in the training rows, so the model does not read it. Its other "
-        f"values in {rows} of these rows change no result. Fit with rows in which it varies, or "
-        f"drop it.",
+        f"{text} other values in {rows} of these rows have no influence on the result. To use "
+        f"them, fit with rows in which they vary. This is said once.",
         DataWarning,
         stacklevel=5,
     )

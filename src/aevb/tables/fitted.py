@@ -286,6 +286,9 @@ class TableModel:
     def sample(self, n: int = 1, *, seed: int | None = None) -> Any:
         """Draw new rows, with the library, names, types and units of the training table.
 
+        A saved model remembers the library of its frame. A table that was read from a file gives a
+        table of pyarrow.
+
         Arguments:
             n: The number of rows.
             seed: Decides the draws; None uses torch's global generator.

@@ -22,6 +22,7 @@ P_ALONE = "p trained alone"
 REPEATED = "repeated values"
 BIASED = "biased gradient"
 NARROW_START = "narrow start"  # the data lie far outside the prior of a latent
+SMALL_SCALE = "small scale"  # the fixed scale of a likelihood is far below the spread of the data
 OBJECTIVE = "objective"  # the run maximises something else than the bound
 WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"

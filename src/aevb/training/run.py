@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,6 +235,7 @@ class Run:
         data: Mapping[str, Any] | None = None,
         labels: Any = None,
         *,
+        names: Sequence[str] | None = None,
         image: tuple[int, ...] | None = None,
         ink: bool = True,
         out: str | Path | None = None,
@@ -242,10 +243,13 @@ class Run:
     ) -> Page:
         """Make a page to look at this run: findings, curves, latent map, clusters and checks.
 
+        This takes up to a few minutes for a large model; a terminal shows what is computed.
+
         Arguments:
             data: The rows to show, as for :func:`fit`; rows that the model was not trained on judge
                 it better.
             labels: Class numbers [N], −1 where unknown, or texts.
+            names: The names of the classes 0, 1, …, if ``labels`` are numbers.
             image: The shape of an image, such as (28, 28), if the rows are images.
             ink: Whether grey levels are drawn as dark ink on paper; False draws them light on
                 black, as photographs are.
@@ -263,7 +267,9 @@ class Run:
         """
         from aevb.page.notebook import page_of_run
 
-        return page_of_run(self, data, labels, image=image, ink=ink, out=out, rows=rows)
+        return page_of_run(
+            self, data, labels, names=names, image=image, ink=ink, out=out, rows=rows
+        )
 
     def card(
         self,

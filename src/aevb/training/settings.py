@@ -130,7 +130,11 @@ class Settings:
         "best weights.",
         None,
     )
-    seed: int = _setting("Seed of everything random.", 0)
+    seed: int = _setting(
+        "Seed of the order of rows and of all noise. The initial weights are those of the model: "
+        "Model(…, seed=0) decides them.",
+        0,
+    )
     schedule: Schedule = _setting(  # noqa: RUF009
         "joint (AEVB), alternate (E-steps of q, M-steps of p), em (exact EM) or mle (exact "
         "evidence).",

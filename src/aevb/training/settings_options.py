@@ -70,7 +70,10 @@ class SettingsOptions(TypedDict, total=False):
     The run keeps the best weights.
     """
     seed: int
-    """Seed of everything random. Default: 0."""
+    """Seed of the order of rows and of all noise.
+
+    The initial weights are those of the model: Model(…, seed=0) decides them. Default: 0.
+    """
     schedule: Schedule
     """joint (AEVB), alternate (E-steps of q, M-steps of p), em (exact EM) or mle (exact evidence).
 

@@ -8,6 +8,7 @@ import torch
 
 from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
+from aevb.data.small_scales import note_small_scales
 from aevb.declare.families import Exact
 from aevb.declare.own_networks import own_networks
 from aevb.posterior.training_record import with_weights
@@ -62,6 +63,8 @@ def notes_at_start(job: Job) -> Iterator[Event]:
     first = job.source.take(torch.arange(min(LOOK, job.source.n)))
     for text in note_narrow_starts(job.model.graph, first):
         yield Event(events.NARROW_START, "p", text)
+    for name, text, remedy in note_small_scales(job.model.graph, first):
+        yield Event(events.SMALL_SCALE, name, text, remedy)
     if job.compiling is not None and job.compiling.compile:
         yield Event(events.COMPILED, "run", str(job.compiling))
     if slower := private_torch.slower():

@@ -1,4 +1,10 @@
-"""Models by name, each a short declaration: ``zoo["gmvae"]()`` builds one.
+"""Models by name, each a short declaration: ``zoo.gmvae()`` builds one.
+
+``zoo["gmvae"]()`` builds it by its name, and ``list(zoo)`` is all names:
+
+>>> from aevb import zoo
+>>> zoo["fa"] is zoo.fa, "vae" in zoo, len(zoo)
+(True, True, 16)
 
 The arguments are sizes and variants. ``likelihood`` is the family of x, as a name ("Normal",
 "Poisson", …) or as a conditional (``Normal(scale=0.1)``). A conditional without a network gets the
@@ -7,8 +13,10 @@ network of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, cast
 
 from aevb.model import Model
 from aevb.runtime.suggestions import did_you_mean
@@ -39,39 +47,55 @@ __all__ = [
 ]
 
 
-class Zoo(dict[str, Callable[..., Model]]):
-    """The functions that build the models, by name."""
+_MODELS: dict[str, Callable[..., Model]] = {
+    build.__name__: build
+    for build in (
+        fa,
+        vae,
+        cvae,
+        gmvae,
+        m2,
+        vrnn,
+        local_level,
+        local_trend,
+        seasonal,
+        ar,
+        hmm,
+        switching,
+        volatility,
+        dmm,
+        srnn,
+        kvae,
+    )
+}
 
-    def __missing__(self, name: str) -> Callable[..., Model]:
-        raise KeyError(
-            f"There is no model {name!r} in the zoo. Its models are {', '.join(self)}."
-            f"{did_you_mean(name, self)}"
-        )
+
+class Zoo(ModuleType, Mapping[str, Callable[..., Model]]):
+    """This module, also as a mapping from names to the functions that build the models."""
+
+    __hash__ = ModuleType.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __getitem__(self, name: str) -> Callable[..., Model]:
+        if name not in _MODELS:
+            raise KeyError(
+                f"There is no model {name!r} in the zoo. Its models are {', '.join(_MODELS)}."
+                f"{did_you_mean(name, _MODELS)}"
+            )
+        return _MODELS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODELS)
+
+    def __len__(self) -> int:
+        return len(_MODELS)
 
 
-zoo: dict[str, Callable[..., Model]] = Zoo(
-    {
-        build.__name__: build
-        for build in (
-            fa,
-            vae,
-            cvae,
-            gmvae,
-            m2,
-            vrnn,
-            local_level,
-            local_trend,
-            seasonal,
-            ar,
-            hmm,
-            switching,
-            volatility,
-            dmm,
-            srnn,
-            kvae,
-        )
-    }
-)
+# ``from aevb import zoo`` and ``from aevb.zoo import zoo`` are the same object.
+sys.modules[__name__].__class__ = Zoo
+zoo = cast(Zoo, sys.modules[__name__])
 
 # Settings of fit on the bound that suit a model better than the general defaults. (Models with a
 # usual schedule have it themselves: Model.usual_schedule.)

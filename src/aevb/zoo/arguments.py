@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
 
 from torch.distributions import constraints
@@ -40,14 +41,48 @@ def trained_by(
 def family_of(likelihood: Likelihood, size: int | Shape, net: Network | None = None) -> Conditional:
     """Return the conditional of the data, from a family's name or a conditional.
 
-    It gets the model's size and network if it has none.
+    A name may have settings: "Normal(scale=0.2)". The conditional gets the model's size and network
+    if it has none.
     """
-    spec = (
-        choose("likelihood", likelihood, FAMILIES)() if isinstance(likelihood, str) else likelihood
-    )
+    spec = _family_named(likelihood) if isinstance(likelihood, str) else likelihood
     if not isinstance(spec, Conditional):
         raise ValueError(f"likelihood is a family's name or a conditional, got {likelihood!r}.")
     return replace(spec, size=spec.size or size, net=spec.net or net)
+
+
+def _family_named(text: str) -> Conditional:
+    """Return the family that a text names, with its settings: "Normal", "Normal(scale=0.2)".
+
+    The text is parsed, and never executed.
+    """
+    if not text.endswith(")"):
+        return choose("likelihood", text, FAMILIES)()
+    name = text.partition("(")[0].strip()
+    family = choose("likelihood", name, FAMILIES)
+    allowed = [one.name for one in fields(family) if one.name not in ("size", "net", "learned")]
+    wrong = (
+        f"likelihood={text} cannot be read. Write a family and its settings, numbers or names: "
+        f"{name}" + (f"({allowed[0]}=…)." if allowed else ".")
+    )
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        raise ValueError(wrong) from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ValueError(wrong)
+    settings: dict[str, Any] = {}
+    for keyword in call.keywords:
+        try:
+            value = ast.literal_eval(keyword.value)
+        except ValueError:  # a word without quotes, as a shell leaves it
+            value = keyword.value.id if isinstance(keyword.value, ast.Name) else None
+        if keyword.arg not in allowed or not isinstance(value, int | float | str):
+            raise ValueError(
+                f"{wrong} Its settings are {', '.join(allowed) or 'none'}."
+                f"{did_you_mean(str(keyword.arg), allowed)}"
+            )
+        settings[keyword.arg] = value
+    return family(**settings)
 
 
 def networks_of(net: str, x: int | Shape, dense: mlp, channels: Shape) -> tuple[Network, Network]:

@@ -13,7 +13,12 @@ from aevb.zoo.arguments import Likelihood, family_of, reading
 
 
 def volatility(
-    x: int = 1, *, h: int = 32, hidden: tuple[int, ...] = (32,), likelihood: Likelihood = "Normal"
+    x: int = 1,
+    *,
+    h: int = 32,
+    hidden: tuple[int, ...] = (32,),
+    likelihood: Likelihood = "Normal",
+    seed: int | None = None,
 ) -> Model:
     """Stochastic volatility: the scale of x follows a latent autoregression v.
 
@@ -24,6 +29,7 @@ def volatility(
         h: Size of the recurrent state by which q reads the data.
         hidden: Sizes of the hidden layers of q.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x].
@@ -42,6 +48,7 @@ def volatility(
             "b[t] | b[t+1], x[t]": GRU(h),
             "v[t] | v[t-1], b[t]": Normal(net=mlp(*hidden)),
         },
+        seed=seed,
     )
 
 
@@ -52,6 +59,7 @@ def dmm(
     h: int = 64,
     hidden: tuple[int, ...] = (64,),
     likelihood: Likelihood = "Bernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Deep Markov model: a Markov chain of latents with neural transition and emission.
 
@@ -61,6 +69,7 @@ def dmm(
         h: Size of the recurrent state by which q reads the data.
         hidden: Sizes of the hidden layers of the networks.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x].
@@ -73,6 +82,7 @@ def dmm(
     return Model(
         p={"z[t] | z[t-1]": Normal(z, net=net), "x[t] | z[t]": family_of(likelihood, x, net)},
         q={"b[t] | b[t+1], x[t]": GRU(h), "z[t] | z[t-1], b[t]": Normal(net=net)},
+        seed=seed,
     )
 
 
@@ -83,6 +93,7 @@ def srnn(
     *,
     hidden: tuple[int, ...] = (64,),
     likelihood: Likelihood = "Bernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Stochastic RNN: a recurrence of the data and a Markov chain of latents, with smoothing q.
 
@@ -92,6 +103,7 @@ def srnn(
         h: Size of both recurrent states, of p and of q.
         hidden: Sizes of the hidden layers of the networks.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x].
@@ -111,6 +123,7 @@ def srnn(
             "b[t] | b[t+1], h[t], x[t]": GRU(h),
             "z[t] | z[t-1], b[t]": Normal(net=net),
         },
+        seed=seed,
     )
 
 
@@ -121,6 +134,7 @@ def kvae(
     *,
     hidden: tuple[int, ...] = (64,),
     likelihood: Likelihood = "Bernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Kalman VAE: a code a of each frame x follows a linear-Gaussian state space model z.
 
@@ -132,6 +146,7 @@ def kvae(
         z: Number of entries of the state.
         hidden: Sizes of the hidden layers of encoder and decoder.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x].
@@ -154,4 +169,5 @@ def kvae(
             "b[t] | b[t+1], a[t]": Deterministic(2 * z, net=linear(bias=False)),
             "z[t] | z[t-1], b[t]": MultivariateNormal(net=linear(), covariance="shared"),
         },
+        seed=seed,
     )

@@ -11,7 +11,14 @@ from aevb.zoo.arguments import Likelihood, family_of, trained_by
 
 
 @trained_by("em")
-def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal") -> Model:
+def hmm(
+    x: int = 1,
+    y: int = 2,
+    *,
+    h: int = 16,
+    likelihood: Likelihood = "Normal",
+    seed: int | None = None,
+) -> Model:
     """Hidden Markov model: a chain of classes y, and data around the centre of each class.
 
     Arguments:
@@ -20,6 +27,7 @@ def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal
         h: Size of the recurrent state by which q reads the data.
         likelihood: The family of x, as a name or a conditional. With "MultivariateNormal", each
             class has a full covariance.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. ``fit`` trains it with ``em()``; its evidence and the
@@ -32,12 +40,19 @@ def hmm(x: int = 1, y: int = 2, *, h: int = 16, likelihood: Likelihood = "Normal
     return Model(
         p={**_chain(y), "x[t] | y[t]": family_of(likelihood, x)},
         q=_reader(h, "x[t]"),
+        seed=seed,
     )
 
 
 @trained_by("mle")
 def switching(
-    x: int = 1, u: int = 1, y: int = 2, *, autoregressive: bool = False, h: int = 16
+    x: int = 1,
+    u: int = 1,
+    y: int = 2,
+    *,
+    autoregressive: bool = False,
+    h: int = 16,
+    seed: int | None = None,
 ) -> Model:
     """Switching regression: coefficients and noise of x on a given u switch with a hidden chain y.
 
@@ -48,6 +63,7 @@ def switching(
         autoregressive: Whether x reads its last value too; with ``u=0``, only that (an
             autoregressive HMM).
         h: Size of the recurrent state by which q reads the data.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x] and given u [N, T, u]. ``fit`` trains it with ``mle()``.
@@ -68,6 +84,7 @@ def switching(
         p={**_chain(y), f"x[t] | y[t], {', '.join(reads)}": regression},
         q=_reader(h, ", ".join(["x[t]", *reads])),
         given={"u": u} if u else None,
+        seed=seed,
     )
 
 

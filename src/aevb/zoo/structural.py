@@ -20,7 +20,7 @@ START = 1e6  # standard deviation of the first value of a component
 
 
 @trained_by("mle")
-def local_level(x: int = 1, *, start: float = START) -> Model:
+def local_level(x: int = 1, *, start: float = START, seed: int | None = None) -> Model:
     """Local level: a random walk, observed with noise.
 
     The two learned scales are those of the walk and of the noise, per series.
@@ -28,6 +28,7 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
     Arguments:
         x: Number of series.
         start: Standard deviation of the prior of the first level.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. ``fit`` trains it with ``mle()``.
@@ -43,11 +44,12 @@ def local_level(x: int = 1, *, start: float = START) -> Model:
             "x[t] | level[t]": _sum({"level[t]": 1}, x),
         },
         q=_smoother({"level[t]": "level[t-1]"}, 2 * x),
+        seed=seed,
     )
 
 
 @trained_by("mle")
-def local_trend(x: int = 1, *, start: float = START) -> Model:
+def local_trend(x: int = 1, *, start: float = START, seed: int | None = None) -> Model:
     """Local linear trend: a level whose slope is a random walk, observed with noise.
 
     The three learned scales are those of the level, of the slope and of the noise, per series.
@@ -55,6 +57,7 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
     Arguments:
         x: Number of series.
         start: Standard deviation of the priors of the first level and the first slope.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. ``fit`` trains it with ``mle()``.
@@ -74,11 +77,12 @@ def local_trend(x: int = 1, *, start: float = START) -> Model:
         q=_smoother(
             {"level[t]": "level[t-1], slope[t-1]", "slope[t]": "slope[t-1], level[t]"}, 3 * x
         ),
+        seed=seed,
     )
 
 
 @trained_by("mle")
-def seasonal(period: int = 12, *, start: float = START) -> Model:
+def seasonal(period: int = 12, *, start: float = START, seed: int | None = None) -> Model:
     """Level, slope and a trigonometric season of one series, observed with noise.
 
     The season has a wave for each frequency j / period. The waves turn by a fixed angle per step,
@@ -87,6 +91,7 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
     Arguments:
         period: Number of steps after which the season repeats.
         start: Standard deviation of the priors of the first level, slope and season.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, 1]. ``fit`` trains it with ``mle()``.
@@ -116,11 +121,12 @@ def seasonal(period: int = 12, *, start: float = START) -> Model:
             },
             period + 2,
         ),
+        seed=seed,
     )
 
 
 @trained_by("mle")
-def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
+def ar(x: int = 1, lags: int = 2, *, start: str = "zeros", seed: int | None = None) -> Model:
     """Autoregression: x is a linear function of its last values, plus noise; no latents.
 
     Several series have full matrices and a full covariance.
@@ -130,6 +136,7 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
         lags: Number of last values that x reads.
         start: The values before the series are "zeros", or "given" as ``before``: the last values,
             the newest first.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x]. ``fit`` trains it with ``mle()``.
@@ -160,6 +167,7 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros") -> Model:
         },
         q={},
         given={"before": size} if start == "given" else None,
+        seed=seed,
     )
 
 

@@ -10,7 +10,9 @@ from aevb.model import Model
 from aevb.zoo.arguments import Likelihood, choose, family_of, networks_of, reading
 
 
-def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -> Model:
+def fa(
+    x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5, seed: int | None = None
+) -> Model:
     """Factor analysis (5.2): x = W z + noise.
 
     Arguments:
@@ -18,6 +20,7 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
         z: Number of factors.
         posterior: The covariance of q(z | x): "full", "diagonal", or "fixed" to one scale.
         scale: The standard deviation of the "fixed" posterior.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, x]. Its evidence and posterior are exact.
@@ -40,6 +43,7 @@ def fa(x: int = 3, z: int = 2, *, posterior: str = "full", scale: float = 0.5) -
             "x | z": Normal(x, net=linear(bias=False, init="normal"), scale="learned"),
         },
         q={"z | x": choose("posterior", posterior, families)},
+        seed=seed,
     )
 
 
@@ -52,6 +56,7 @@ def vae(
     net: str = "mlp",
     channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "ContinuousBernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Variational auto-encoder (5.3), by default with the continuous Bernoulli likelihood.
 
@@ -65,6 +70,7 @@ def vae(
         net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
         channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional such as ``Normal(scale=0.1)``.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, x].
@@ -78,6 +84,7 @@ def vae(
     return Model(
         p={"z": Normal(z), "x | z": family},
         q={"z | x": Normal(net=reading(family, encoder))},
+        seed=seed,
     )
 
 
@@ -92,6 +99,7 @@ def cvae(
     net: str = "mlp",
     channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "ContinuousBernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Conditional VAE (5.4): images given a label.
 
@@ -106,6 +114,7 @@ def cvae(
         net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
         channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, x] and given labels y [N].
@@ -125,6 +134,7 @@ def cvae(
         p=choose("variant", variant, variants),
         q={"z | x, y": Normal(net=reading(family, encoder))},
         given={"y": y},
+        seed=seed,
     )
 
 
@@ -137,6 +147,7 @@ def gmvae(
     net: str = "mlp",
     channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "Bernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Gaussian mixture VAE (5.5): a cluster y, and a code z drawn around the centre of the cluster.
 
@@ -150,6 +161,7 @@ def gmvae(
         net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
         channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, x]; data y [N] are known clusters, −1 where unknown.
@@ -165,6 +177,7 @@ def gmvae(
     return Model(
         p={"y": OneHot(y), "z | y": Normal(z, net=linear(init="glorot_normal")), "x | z": family},
         q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
+        seed=seed,
     )
 
 
@@ -177,6 +190,7 @@ def m2(
     net: str = "mlp",
     channels: tuple[int, ...] = (32, 64),
     likelihood: Likelihood = "Bernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Mixture model M2 (5.5.1): class y and style z are independent; the decoder reads both.
 
@@ -188,6 +202,7 @@ def m2(
         net: "mlp", or "conv" for convolutions on images; x is then (channels, height, width).
         channels: The channels of the convolutions; the dense layer has ``hidden[0]`` units.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, x]; data y [N] are known classes, −1 where unknown.
@@ -203,6 +218,7 @@ def m2(
     return Model(
         p={"y": OneHot(y), "z": Normal(z), "x | y, z": family},
         q={"y | x": OneHot(net=encoder), "z | x, y": Normal(net=encoder)},
+        seed=seed,
     )
 
 
@@ -215,6 +231,7 @@ def vrnn(
     hidden: tuple[int, ...] = (500, 500),
     layers: int = 2,
     likelihood: Likelihood = "Bernoulli",
+    seed: int | None = None,
 ) -> Model:
     """Variational RNN (5.6) for sequences, by default binary.
 
@@ -226,6 +243,7 @@ def vrnn(
         hidden: Sizes of the hidden layers of the networks.
         layers: Layers of the LSTM.
         likelihood: The family of x, as a name or a conditional.
+        seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
         The model, for data x [N, T, x].
@@ -247,4 +265,5 @@ def vrnn(
             "x[t] | h[t], z[t]": family,
         },
         q=choose("posterior", posterior, posteriors),
+        seed=seed,
     )
