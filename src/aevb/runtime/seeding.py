@@ -133,4 +133,9 @@ def _draws(func: Callable[..., Any]) -> bool:
     """Return whether a function of torch takes a generator."""
     if getattr(func, "__name__", "") in DRAWING:
         return True
-    return inspect.isfunction(func) and "generator" in inspect.signature(func).parameters
+    if not inspect.isfunction(func):
+        return False
+    try:
+        return "generator" in inspect.signature(func).parameters
+    except (ValueError, TypeError):  # Tensor.__pow__ wraps a builtin, which has no signature
+        return False
