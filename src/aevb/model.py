@@ -16,6 +16,7 @@ from torch import Tensor
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.sequences import frames_in_arrays, future_in_arrays
 from aevb.declare.conditionals import Conditional
+from aevb.declare.missing_members import explaining_missing_members
 from aevb.declare.networks import Shape
 from aevb.declare.own_networks import is_maker, own_networks, wrap
 from aevb.declare.serialization import deserialize, serialize
@@ -825,17 +826,18 @@ class Model(DeclaredModel):
         >>> exported.inputs, exported.outputs
         ({'x': ('batch', 3)}, {'z.mean': ('batch', 2), 'z.sd': ('batch', 2)})
         """
-        return export_model(
-            self,
-            self.teaching,
-            format,
-            what=what,
-            out=out,
-            steps=steps,
-            bound=bound,
-            samples=samples,
-            check=check,
-        )
+        with explaining_missing_members(dict(self.factors.items())):
+            return export_model(
+                self,
+                self.teaching,
+                format,
+                what=what,
+                out=out,
+                steps=steps,
+                bound=bound,
+                samples=samples,
+                check=check,
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the model into a folder.

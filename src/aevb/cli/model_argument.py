@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,10 @@ from aevb.training.seed_folders import seed_folders
 
 if TYPE_CHECKING:
     from aevb.model import Model
+
+
+# The text of --code of this command.
+_code: ContextVar[str | None] = ContextVar("--code", default=None)
 
 
 def resolve(
@@ -144,15 +150,19 @@ def value_of(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def use_code(text: str) -> None:
+def use_code(text: str | None) -> None:
     """Execute a file of the user, so that runs of the models in it can be read.
 
-    The networks that it registers are then known by their names, and those of its models by their
-    declarations. A function that returns a model is called if it is named, ``file.py:name``.
+    The networks and families that it registers are then known by their names, and those of its
+    models by their declarations. A function that returns a model is called if it is named,
+    ``file.py:name``.
     """
     from aevb.declare.serialization import offer
     from aevb.model import Model
 
+    _code.set(text)
+    if text is None:
+        return
     path, colon, name = text.rpartition(":")
     if not (colon and path.endswith(".py")):
         path, name = text, ""
@@ -166,6 +176,24 @@ def use_code(text: str) -> None:
     for model in found:
         if isinstance(model, Model):
             offer(model.graph, model.missing)
+
+
+def program(text: str = "", model: Model | None = None) -> str:
+    """Return how later commands begin: ``aevb``, with ``--code FILE`` if they need the file.
+
+    They need the file of ``--code`` of this command, or that of the model ``file.py:name`` if the
+    model has parts of the user.
+    """
+    code = _code.get()
+    path, _, name = text.rpartition(":")
+    if code is None and model is not None and path.endswith(".py"):
+        from aevb.declare.serialization import own_classes, own_parts
+
+        if own_parts(model.graph) or own_classes(model.graph):
+            # Only models of the file are found by themselves; a function must be named.
+            made = inspect.isfunction(getattr(sys.modules[_module_name(Path(path))], name))
+            code = text if made else path
+    return "aevb" if code is None else f"aevb --code {shlex.quote(code)}"
 
 
 def _named(module: ModuleType, path: Path, name: str) -> object:
@@ -182,12 +210,14 @@ def _named(module: ModuleType, path: Path, name: str) -> object:
     return found
 
 
+def _module_name(path: Path) -> str:
+    return f"aevb model file {path.stem}"  # no importable module has such a name: it shadows none
+
+
 def _executed(path: Path) -> ModuleType:
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
-    module_name = (
-        f"aevb model file {path.stem}"  # no importable module has such a name, so this shadows none
-    )
+    module_name = _module_name(path)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None

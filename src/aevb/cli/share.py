@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aevb.cli.card import About, License, clear, tell
+from aevb.cli.model_argument import program
 from aevb.cli.options import RunFolder, path
 
 if TYPE_CHECKING:
@@ -101,4 +102,4 @@ def pull(
 
     place = hub.pull(name, out or Path(name.rpartition("/")[2] or name), revision=revision)
     print(f"The run is in {place}, and its files match their hashes.")
-    print(f"Next: aevb sample {shlex.quote(str(place))} -n 5")
+    print(f"Next: {program()} sample {shlex.quote(str(place))} -n 5")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.declare.graph import Entry, Graph
+from aevb.declare.missing_members import MissingMemberError, explaining_missing_members
 from aevb.declare.networks import Shape
 from aevb.derive.axes import TIME
 from aevb.derive.explain import describe
@@ -239,9 +240,15 @@ class DeclaredModel(nn.Module):
 
     @contextmanager
     def _in_its_precision(self) -> Iterator[None]:
-        """Raise a readable ValueError if torch lacks an operation in the model's half precision."""
+        """Raise a readable ValueError for what is not implemented.
+
+        That is an operation in the model's half precision, or a member of a distribution.
+        """
         try:
-            yield
+            with explaining_missing_members(dict(self.factors.items())):
+                yield
+        except MissingMemberError:
+            raise
         except NotImplementedError as error:
             dtype = self._parameter().dtype
             if dtype not in (torch.bfloat16, torch.float16):
