@@ -231,7 +231,8 @@ class Model(DeclaredModel):
                 (default 0.5; 0 is never).
             temperature: The temperature of relaxed draws.
             kl_weight: The weight of the KL terms, one number or numbers by latent.
-            noise: The noise of :meth:`draw_noise`. The same noise gives the same numbers.
+            noise: The noise of :meth:`draw_noise`, by latent, each [samples, steps, rows,
+                entries]. The same noise gives the same numbers.
             seed: Draws the noise; None uses torch's global generator.
             steps: Marks the real steps of ragged sequences, [N, T].
             lengths: The number of steps of each ragged sequence, [N].
