@@ -82,7 +82,10 @@ def resolve(
 
 
 def open_run(run: Path) -> Model:
-    """Return the model of a run. Refuse a folder that holds the runs of several seeds."""
+    """Return the model of a run, or a saved model.
+
+    Refuse a folder that holds the runs of several seeds.
+    """
     from aevb.loading import load
     from aevb.training.run import load_run
 
@@ -92,13 +95,18 @@ def open_run(run: Path) -> Model:
         raise ValueError(
             f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}."
         )
-    return load(run) if is_density(run) else load_run(run)
+    return load(run) if is_density(run) or is_saved(run) else load_run(run)
 
 
 def is_run(text: str) -> bool:
     """Return whether the text names the folder of a run, or of the runs of several seeds."""
     runs = [Path(text), *seed_folders(Path(text))]
     return is_density(runs[0]) or any((run / "checkpoints").is_dir() for run in runs)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether a folder holds a saved model (``model.save``), which has no run."""
+    return not (folder / "checkpoints").is_dir() and (folder / "weights.safetensors").is_file()
 
 
 def is_density(run: Path) -> bool:

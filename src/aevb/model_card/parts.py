@@ -139,13 +139,23 @@ def data(opened: Opened, summary: Mapping[str, Any]) -> str:
         if not columns:
             headings, rows = headings[:-1], [row[:-1] for row in rows]
         found.append(table(headings, rows))
-    if opened.recipe is None and schema is None:
+    if opened.recipe is None and schema is None and not _saved(opened):
         found.append("The run does not record where its rows came from.")
     return "\n\n".join(found)
 
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns[:SHOWN]) + (f", … ({len(columns)})" if len(columns) > SHOWN else "")
+
+
+def _saved(opened: Opened) -> bool:
+    """Whether the model was saved by ``model.save``, and not trained in this folder by ``fit``."""
+    return (
+        opened.run is None
+        and opened.folder is not None
+        and (opened.folder / "weights.safetensors").is_file()
+        and not (opened.folder / "schema.json").is_file()
+    )
 
 
 def _trained_rows(opened: Opened) -> str | None:
@@ -162,6 +172,8 @@ def _trained_rows(opened: Opened) -> str | None:
 
 def training(opened: Opened, summary: Mapping[str, Any]) -> str:
     if opened.run is None:
+        if _saved(opened):
+            return "The folder holds a saved model, without a record of its training."
         return "The parameters were fitted in closed form or by EM, without steps to record."
     run = opened.run
     rows = [
@@ -379,7 +391,7 @@ def reproduce(opened: Opened, command: str | None) -> str:
     if trained is not None:
         lines.append("The model was trained by this command (without folders):")
         lines.append(block(trained, "sh"))
-    else:
+    elif not _saved(opened):
         lines.append(
             "The model was trained from Python, by `aevb.fit` with the settings above; "
             "`aevb.Settings.from_toml('config.toml')` reads all of them from the run."
