@@ -229,11 +229,13 @@ def test_a_loaded_model_gives_the_saved_ones_bound_to_the_last_bit(name, dtype, 
     assert {buffer.dtype for buffer in loaded.buffers()} <= {dtype}
     assert str(loaded) == str(model)
     assert loaded.declaration() == model.declaration()
-    bound, again = model.elbo(**data, seed=0), loaded.elbo(**data, seed=0)
-    assert bound.value.dtype == dtype
-    assert torch.isfinite(bound.value).all()
-    assert torch.equal(bound.value, again.value)
-    assert all(torch.equal(bound.terms[key], again.terms[key]) for key in bound.terms)
+    assert not loaded.training
+    for mode in (False, True):
+        bound, again = (one.train(mode).elbo(**data, seed=0) for one in (model, loaded))
+        assert bound.value.dtype == dtype
+        assert torch.isfinite(bound.value).all()
+        assert torch.equal(bound.value, again.value)
+        assert all(torch.equal(bound.terms[key], again.terms[key]) for key in bound.terms)
 
 
 def test_the_files_are_json_and_tensors_and_nothing_else(tmp_path):
@@ -954,3 +956,29 @@ def test_a_run_and_a_saved_model_are_told_apart(saved, tmp_path):
         match=re.escape("run holds a run, not a saved model. Read its model by aevb.load_run("),
     ):
         aevb.load(tmp_path / "run")
+
+
+def test_a_loaded_model_has_no_dropout_until_it_is_trained(tmp_path):
+    torch.manual_seed(0)
+    model = Model(
+        p={"z": Normal(2), "x | z": Normal(3, net=mlp(8, dropout=0.5))},
+        q={"z | x": Normal(net=torch.nn.Sequential(torch.nn.Linear(3, 9), torch.nn.Dropout(0.5)))},
+    )
+    x = torch.randn(30, 3)
+    run = aevb.fit(model, {"x": x}, steps=4, seed=0, progress=False, out=tmp_path / "run")
+    run.model.save(tmp_path / "saved")
+    modules = {"q(z|x)": torch.nn.Sequential(torch.nn.Linear(3, 9), torch.nn.Dropout(0.5))}
+    for found in (
+        aevb.load(tmp_path / "saved", modules=modules),
+        aevb.load_run(tmp_path / "run", modules=modules),
+        aevb.Run.load(tmp_path / "run", modules=modules).model,
+    ):
+        assert not any(part.training for part in found.modules())
+        noise = found.draw_noise(found.plan(), found.prepare(x=x), seed=0)
+        assert set(noise) == {"z"}
+    aevb.fit(found, {"x": x}, steps=1, seed=0, progress=False)
+    again = [
+        aevb.fit(one, {"x": x}, steps=3, seed=5, progress=False).model
+        for one in (run.model, aevb.load(tmp_path / "saved", modules=modules))
+    ]
+    assert all(map(torch.equal, *(one.state_dict().values() for one in again)))

@@ -64,7 +64,8 @@ def load(
             the weights come from the file.
 
     Returns:
-        The model, with the saved weights.
+        The model, with the saved weights, in evaluation mode (no dropout). ``fit`` trains it
+        further as usual; a loop of your own calls ``model.train()`` first.
 
     Raises:
         ValueError: The folder holds no model or a damaged one.
@@ -96,7 +97,7 @@ def load(
     model = model.to(floating[0]) if floating else model
     model.load_state_dict(weights)
     model.teaching.restore(model, teaching if isinstance(teaching, Mapping) else None)
-    return model
+    return model.eval()
 
 
 def read_model(

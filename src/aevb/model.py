@@ -16,6 +16,7 @@ from torch import Tensor
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.sequences import frames_in_arrays, future_in_arrays
 from aevb.declare.conditionals import Conditional
+from aevb.declare.missing_members import explaining_missing_members
 from aevb.declare.networks import Shape
 from aevb.declare.own_networks import is_maker, own_networks, wrap
 from aevb.declare.serialization import deserialize, serialize
@@ -248,7 +249,8 @@ class Model(DeclaredModel):
                 (default 0.5; 0 is never).
             temperature: The temperature of relaxed draws.
             kl_weight: The weight of the KL terms, one number or numbers by latent.
-            noise: The noise of :meth:`draw_noise`. The same noise gives the same numbers.
+            noise: The noise of :meth:`draw_noise`, by latent, each [samples, steps, rows,
+                entries]. The same noise gives the same numbers.
             seed: Draws the noise; None uses torch's global generator.
             steps: Marks the real steps of ragged sequences, [N, T].
             lengths: The number of steps of each ragged sequence, [N].
@@ -849,17 +851,18 @@ class Model(DeclaredModel):
         >>> exported.inputs, exported.outputs
         ({'x': ('batch', 3)}, {'z.mean': ('batch', 2), 'z.sd': ('batch', 2)})
         """
-        return export_model(
-            self,
-            self.teaching,
-            format,
-            what=what,
-            out=out,
-            steps=steps,
-            bound=bound,
-            samples=samples,
-            check=check,
-        )
+        with explaining_missing_members(dict(self.factors.items())):
+            return export_model(
+                self,
+                self.teaching,
+                format,
+                what=what,
+                out=out,
+                steps=steps,
+                bound=bound,
+                samples=samples,
+                check=check,
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the model into a folder.

@@ -1,9 +1,11 @@
-"""Runs of models with networks of the user, on the command line: --code names their file."""
+"""Runs of models with networks and families of the user: --code names their file."""
 
 import asyncio
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from aevb.cli import main
@@ -11,13 +13,26 @@ from aevb.declare import serialization
 from aevb.page.server.workers import Job, Worker
 
 MODELS = """
+from dataclasses import dataclass
+import torch.distributions as td
 from torch import nn
-from aevb import Bernoulli, Model, Normal
+from torch.distributions import constraints
+from aevb import Bernoulli, Conditional, Model, Normal
 
 def model(z, net):
     return Model(p={"z": Normal(z), "x | z": Bernoulli(64)}, q={"z | x": Normal(net=net)})
 
 plain = model(2, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
+
+@dataclass(frozen=True, repr=False)
+class Unregistered(Conditional):
+    support = constraints.positive
+    def heads(self, d):
+        return {"rate": d}
+    def distribution(self, rate):
+        return td.Exponential(rate.exp(), validate_args=False)
+
+positive = Model(p={"z": Normal(2), "x | z": Unregistered(2)}, q={"z | x": Normal()})
 
 def build(z=3):
     return model(z, nn.Sequential(nn.Linear(64, 8), nn.Tanh()))
@@ -53,12 +68,40 @@ def test_a_run_with_networks_of_its_own_is_read_with_its_file(run, name, file):
         assert run("--code", file, *command)[0] == 0
 
 
+def test_a_run_with_an_unregistered_family_is_read_with_its_file(run, tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).exponential(size=(40, 2)))
+    train = ("train", "models.py:positive", "--data", "x.npy", "--steps", "2", "--out", "run")
+    code, out, _ = run(*train)
+    assert code == 0
+    assert out.splitlines()[-1].startswith("Next: aevb --code models.py evaluate run; aevb --code")
+    code, _, err = run("sample", "run")
+    assert code == 2
+    assert "uses 'Unregistered', which is not a known conditional" in err
+    for command in (("sample", "run"), ("evaluate", "run", "--samples", "0")):
+        assert run("--code", "models.py", *command)[0] == 0
+    code, out, _ = run("--code", "models.py", "card", "run")
+    assert (code, "Next: aevb --code models.py push run" in out) == (0, True)
+
+
+def test_the_next_commands_name_a_file_only_if_it_is_needed(run):
+    file = "from aevb import zoo\nmodel = zoo.vae(x=64, z=2, hidden=(4,))\n"
+    Path("library.py").write_text(file)
+    words = ("--data", "digits", "--steps", "1")
+    _, out, _ = run("train", "library.py:model", *words, "--out", "plain")
+    assert "Next: aevb evaluate plain" in out
+    _, out, _ = run("train", "models.py:build", *words, "--out", "built")
+    assert "Next: aevb --code models.py:build evaluate built" in out
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [
         ("nothing.py", "There is no file nothing.py."),
         ("models.txt", "--code models.txt is no Python file. Name one: --code models.py."),
-        ("models.py:plane", "models.py has no 'plane'. Its models are plain. Did you mean 'plain'"),
+        (
+            "models.py:plane",
+            "models.py has no 'plane'. Its models are plain, positive. Did you mean 'plain'",
+        ),
     ],
 )
 def test_a_wrong_file_is_named(run, file, message):

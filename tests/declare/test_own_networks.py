@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import aevb
 from aevb import Bernoulli, Deterministic, Model, Network, Normal, OneHot, fit, mlp, wrap
 from aevb.declare.own_networks import Wrapped
+from aevb.estimate.estimators import estimate
 from aevb.training.purity import own_part
 
 IMAGE = (1, 4, 4)
@@ -557,14 +558,94 @@ def test_mistakes_are_explained(make: Callable[[], Any], message: str) -> None:
         make()
 
 
-def test_a_module_that_draws_random_numbers_is_not_recorded() -> None:
-    class Noisy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.dropout(x, 0.1, self.training)
+class Attends(nn.Module):
+    """Attention over the entries of a vector; its inner dropout is no layer."""
 
-    model = model_of(Noisy())
-    assert isinstance(model.factors["q(z|x)"].net, Wrapped)
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(3, 4))
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.4, batch_first=True)
+
+    def forward(self, *parents: Tensor) -> Tensor:
+        x = torch.cat(parents, -1)[:, :3]
+        return self.layer(x[..., None] * self.tokens).flatten(1)
+
+
+def attending() -> Model:
+    torch.manual_seed(0)
+    return Model(p={"z": Normal(3), "x | z": Normal(3, net=Attends)}, q={"z | x": Normal()})
+
+
+def weights_of(model: Model) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_attention_draws_its_dropout_from_the_seed_of_the_run(tmp_path: Path) -> None:
+    model, x = attending(), normal(12, 3).float()
+    net = model.factors["p(x|z)"].net
+    assert isinstance(net, Wrapped)
+    assert net.found.draws
     assert "draws random numbers itself" in str(own_part(model))
-    run = fit(model, {"x": normal(6, 3)}, steps=2, progress=False)
-    (note,) = [row["note"] for row in run.rows if row.get("kind") == "draws of a network"]
-    assert note.startswith("Noisy in q(z|x) draws random numbers from torch's generator")
+    state = torch.get_rng_state()
+    once, again, other = (model.elbo(x=x, seed=seed).value for seed in (1, 1, 2))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    noise = model.draw_noise(model.plan(), model.prepare(x=x), seed=1)
+    assert torch.equal(model.elbo(x=x, noise=noise).value, once)
+    assert torch.equal(torch.get_rng_state(), state)
+    with_other_draws = {**noise, "p(x|z) own draws": noise["p(x|z) own draws"] + 1}
+    assert not torch.equal(model.elbo(x=x, noise=with_other_draws).value, once)
+
+    settings = {"batch": 4, "seed": 3, "steps": 12, "checkpoint_every": 3, "progress": False}
+    whole = weights_of(fit(attending(), {"x": x}, **settings).model)
+    torch.manual_seed(99)  # the global generator has no effect
+    assert torch.equal(weights_of(fit(attending(), {"x": x}, **settings).model), whole)
+
+    def stop(step: int, model: Model) -> None:
+        if step >= 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(attending(), {"x": x}, **settings, validation={"x": x}, after=stop, out=tmp_path / "r")
+    torch.manual_seed(7)
+    resumed = fit(
+        attending(), {"x": x}, **settings, validation={"x": x}, out=tmp_path / "r", resume=True
+    )
+    assert torch.equal(weights_of(resumed.model), whole)
+
+
+def test_every_step_of_time_has_draws_of_its_own_and_repeats_them() -> None:
+    seen: list[Tensor] = []
+
+    class Noisy(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            drawn = torch.rand_like(z) if self.training else torch.zeros_like(z)
+            seen.append(drawn.detach())
+            return torch.cat([z + drawn, 0 * z], -1)
+
+    torch.manual_seed(0)
+    model = Model(
+        p={"z[t] | z[t-1]": Normal(1, net=Noisy()), "x[t] | z[t]": Normal(1)},
+        q={"z[t] | z[t-1], x[t]": Normal()},
+    ).double()
+    x = normal(2, 5, 1)
+    for bound in ({}, {"bound": "particles", "samples": 3}):
+        seen.clear()
+        values = [model.elbo(x=x, seed=1, **bound).value for _ in range(2)]
+        assert torch.equal(*values)
+        drawn, again = torch.cat(seen).flatten().chunk(2)
+        assert torch.equal(drawn, again)
+        firsts = [call.flatten()[0] for call in seen[: len(seen) // 2]]  # one call per step
+        assert len({float(first) for first in firsts}) >= (5 if len(firsts) > 1 else 1)
+        assert len(drawn.unique()) >= 10
+    batch, plan = model.prepare(x=x), model.plan()
+    noise = model.draw_noise(plan, batch, seed=1)
+    parameters = list(model.parameters())
+    gradients = [
+        torch.autograd.grad(
+            estimate(plan, model.factors, batch, noise, chunk=chunk).value.sum(), parameters
+        )
+        for chunk in (None, 2)
+    ]
+    for mine, theirs in zip(*gradients, strict=True):
+        close(mine, theirs)

@@ -500,6 +500,38 @@ def test_an_estimate_never_reads_missing_entries_as_zeros():
         model.log_prob(x=torch.full((1, 2, 3), NAN), z=torch.zeros(1, 2, 2))
 
 
+def test_noise_and_elbo_say_the_same_of_gaps():
+    model = vrnn(Bernoulli)
+    x = with_gaps(model.sample(2, steps=3, seed=0)["x"])
+    with pytest.raises(ValueError) as said:
+        model.elbo(x=x)
+    with pytest.raises(ValueError) as again:
+        model.draw_noise(model.plan(partial=["x"]), model.prepare(x=x, gaps=True))
+    assert str(said.value) == str(again.value)
+    with pytest.raises(
+        ValueError, match=r"or use elbo\(\), which has p draw them \(for draw_noise"
+    ):
+        model.prepare(x=x)
+    batch = model.prepare(x=x, gaps=True)
+    with pytest.raises(ValueError, match="name x in the plan's partial="):
+        model.draw_noise(model.plan(samples=2), batch)
+    noise = model.draw_noise(model.plan(samples=2, partial=["x"]), batch, seed=1)
+    bounds = [model.elbo(x=x, samples=2, **kind) for kind in ({"noise": noise}, {"seed": 1})]
+    assert torch.equal(bounds[0].value, bounds[1].value)
+
+
+def test_noise_with_exchanged_axes_is_refused():
+    model = vrnn(Normal)
+    x = model.sample(4, steps=3, seed=0)["x"]
+    noise = model.draw_noise(model.plan(samples=2), model.prepare(x=x))
+    (name, value), *_ = noise.items()
+    for order in ((1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)):
+        wrong = {**noise, name: value.permute(order)}
+        message = r"needs \[2, 3, 4, \d\]: samples, steps, rows, entries"
+        with pytest.raises(ValueError, match=message):
+            model.elbo(x=x, samples=2, noise=wrong)
+
+
 def test_the_explanation_says_what_is_drawn_and_why():
     model = vrnn(Bernoulli)
     text = model.explain(partial=["x"], samples=2)

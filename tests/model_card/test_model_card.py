@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import aevb
-from aevb import Model, Normal, Run, fit
+from aevb import Model, Normal, Run, fit, mlp
 from aevb.cli.options import record_command
 from aevb.data.datasets import Recipe
 from aevb.model_card import parts
@@ -109,7 +109,7 @@ def test_the_data_are_described_without_a_cell_or_a_folder(card):
 
 
 def test_limits_and_findings_say_what_is_known_and_what_is_not(card, run):
-    told = "Whether the model was trained on the rows of the results is not recorded."
+    told = "By the recorded hash, the rows of the results are not the training rows."
     assert told in section(card, "Limits")
     opened = opened_subject(subject_of_run(run, {"x": X[:40] - 1000}, None), run)
     assert parts.limits(opened, {}, ()).startswith(
@@ -188,3 +188,36 @@ def test_texts_cannot_break_out_of_the_card():
 def test_a_card_is_a_markdown_file(card, tmp_path):
     with pytest.raises(ValueError, match=r"is no Markdown file. Name one, e.g. card.save"):
         card.save(tmp_path / "card.html")
+
+
+def test_the_numbers_of_a_card_agree(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32)
+    torch.manual_seed(0)
+    model = Model({"z": Normal(2), "x | z": Normal(3, net=mlp(4))}, {"z | x": Normal()})
+    run = fit(
+        model,
+        {"x": rows[:50]},
+        validation={"x": rows[50:]},
+        steps=20,
+        seed=0,
+        progress=False,
+        out=tmp_path / "run",
+        after=lambda step, model: {"rmse": 0.5},
+    )
+    text = run.card({"x": rows[50:]}).text
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    values = {row[0]: row[1] for row in cells}
+    log_p, elbo, gap = (
+        float(values[name]) for name in ("log p, from the best q", "ELBO", "gap: log p − ELBO")
+    )
+    assert abs(log_p - elbo - gap) < 2e-3
+    assert ["rmse", "0.5000"] in cells  # a number of after=, not one of training
+    assert "The ELBO is" not in text
+    assert "By the recorded hash, the rows of the results are not the training rows." in text
+    assert (
+        "The results are of rows that the model was trained on" in run.card({"x": rows[:50]}).text
+    )

@@ -417,9 +417,11 @@ def test_a_resumed_run_says_what_the_whole_run_did(tmp_path):
 def test_the_doctor_says_so():
     model, x = factors(), correlated()
     fit(model, {"x": x}, schedule=mle(), steps=4)
-    (found,) = diagnose(model, {"x": x}, calibrate=False).of("q behind p")
-    assert found.about == "z"
+    findings = diagnose(model, {"x": x}, calibrate=False)
+    (found,) = findings.of("q unused")
+    assert found.severity == "note"
     assert "mle() trains p alone" in found.text
+    assert not findings.of("q behind p")  # nothing uses q: the posterior is exact
 
 
 def test_an_exact_posterior_is_refused_where_there_is_none():

@@ -2,10 +2,12 @@
 meanwhile.
 """
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from aevb import (
     AIS,
     Beta,
+    Conditional,
     ContinuousBernoulli,
     Exact,
     Model,
@@ -258,3 +261,90 @@ def test_models_of_the_zoo_take_a_seed(name):
     one, same, other = (zoo[name](seed=seed) for seed in (0, 0, 1))
     assert all(map(torch.equal, one.parameters(), same.parameters()))
     assert not all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+class Operators(nn.Module):
+    """Every kind of operator that Python has, as torch wraps them differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.reads = nn.LazyLinear(4)
+
+    def forward(self, *parents):
+        h = self.reads(torch.cat(parents, -1)) @ self.weight
+        h = abs(h) ** 2 + 2 ** h.sigmoid() + 1 / (1 + h**2) - h % 2
+        quotient, rest = h.detach() // 2, h % 2  # a tensor has no divmod
+        h = torch.where((h > 0) & (rest <= 1) | ~(h != 1), quotient + h, -rest)
+        h += 1
+        h *= 0.5
+        h **= 2
+        h /= 3
+        h[..., 0] = h[..., 1] + len(h) * 0.0
+        return (h + (h == 0) + pow(h, 2) + float(2) ** -h.tanh()).tanh()
+
+
+class Density(torch.distributions.LogNormal):
+    """A density with operators, of a family of one's own; torch's LogNormal has scale**2."""
+
+    def log_prob(self, value):
+        residual = (value.log() - self.loc) / self.scale
+        return (
+            -(abs(residual) ** 2) / 2 - self.scale.log() - value.log() - 0.5 * math.log(2 * math.pi)
+        )
+
+
+def _positive(raw):
+    return nn.functional.softplus(raw) + 0.1
+
+
+def _with_distribution(distribution):
+    @dataclass(frozen=True, repr=False)
+    class Positive(Conditional):
+        support = torch.distributions.constraints.positive
+        fill: ClassVar[float] = 1.0
+        has_entropy: ClassVar[bool] = True
+        pathwise: ClassVar[bool] = True
+
+        def heads(self, d):
+            return {"first": d, "second": d}
+
+        def distribution(self, first, second):
+            return distribution(first, second)
+
+    return Positive
+
+
+LogNormal = _with_distribution(
+    lambda loc, scale: torch.distributions.LogNormal(loc, _positive(scale))
+)
+OwnDensity = _with_distribution(lambda loc, scale: Density(loc, _positive(scale)))
+OwnGamma = _with_distribution(
+    lambda concentration, rate: torch.distributions.Gamma(
+        _positive(concentration), _positive(rate), validate_args=False
+    )
+)
+
+
+@pytest.mark.parametrize("family", [LogNormal, OwnDensity, OwnGamma])
+@pytest.mark.parametrize("net", [None, Operators], ids=["linear", "operators"])
+def test_code_of_ones_own_may_use_every_operator(family, net):
+    torch.manual_seed(0)
+    model = Model(
+        {"z": Normal(2), "x | z": family(3, net=net)}, {"z | x": Normal(net=net and Operators)}
+    )
+    x = X.exp()
+    for method in ("importance", AIS(temperatures=4, leapfrog=2)):
+        found = [model.log_evidence(x=x, samples=3, seed=1, method=method).value for _ in range(2)]
+        assert torch.equal(*found)
+        assert bool(found[0].isfinite().all())
+    assert torch.equal(model.sample(5, seed=1)["x"], model.sample(5, seed=1)["x"])
+    assert torch.equal(*(model.gap(x=x, seed=1, iterations=2, samples=20).best for _ in range(2)))
+    model.fresh(1)
+
+
+def test_callables_without_a_signature_do_not_draw():
+    with seeded(1, all_code=True):
+        assert torch.equal(torch.ones(2) ** 2, torch.ones(2))
+        assert torch.equal(2 ** torch.ones(2), torch.full((2,), 2.0))
+        assert torch.equal(torch.ones(2).pow(2), torch.ones(2).__pow__(2))

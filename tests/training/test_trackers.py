@@ -430,6 +430,19 @@ def test_trackio_recorded_the_history_of_a_run_that_was_resumed(tmp_path):
 # TensorBoard and the command line -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("options", [{"tensorboard": True}, {"trackers": ["tensorboard"]}])
+def test_a_missing_tensorboard_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, options
+):
+    monkeypatch.setattr("aevb.trackers.packages.find_spec", lambda name: None)
+    seen = Seen()
+    trackers = [seen, *options.pop("trackers", [])]
+    with pytest.raises(ValueError, match=r"tracker tensorboard .*pip install 'aevb\[tensorboard"):
+        train(out=tmp_path / "run", trackers=trackers, **options)
+    assert not (tmp_path / "run").exists()
+    assert (seen.run, seen.status) == (None, [])
+
+
 def test_tensorboard_is_a_tracker_by_its_name(tmp_path):
     train(out=tmp_path, trackers=["tensorboard"])
     assert list((tmp_path / "tensorboard").glob("events.*"))

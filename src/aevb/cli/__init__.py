@@ -61,15 +61,14 @@ def _common(
         str | None,
         typer.Option(
             metavar="FILE.py[:NAME]",
-            help="Execute this Python file first: runs of models with networks of your own need "
-            "the file that declares them, e.g. aevb --code models.py evaluate run.",
+            help="Execute this Python file first: runs of models with networks or families of your "
+            "own need the file that declares them, e.g. aevb --code models.py evaluate run.",
         ),
     ] = None,
 ) -> None:
-    if code is not None:
-        from aevb.cli.model_argument import use_code
+    from aevb.cli.model_argument import use_code
 
-        use_code(code)
+    use_code(code)
 
 
 app.command(rich_help_panel="Models")(look.models)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from aevb.cli.model_argument import program
 from aevb.cli.options import RunFolder, path, refuse_input
 
 About = Annotated[
@@ -71,7 +72,7 @@ def card(
     found.save(out)
     for problem in found.problems:
         print(problem)
-    print(f"The card is in {out}. Next: aevb push {shlex.quote(str(run))} USER/NAME")
+    print(f"The card is in {out}. Next: {program()} push {shlex.quote(str(run))} USER/NAME")
 
 
 def tell(text: str) -> None:

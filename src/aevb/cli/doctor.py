@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from aevb.cli.data_argument import load_rows, which_rows, without_latents
-from aevb.cli.model_argument import is_density, open_run
+from aevb.cli.model_argument import is_density, is_saved, open_run
 from aevb.cli.options import RunData, RunFolder, RunMissing, RunPrepare, Seed, path
 from aevb.cli.units import statistics_note, units_note
 
@@ -50,7 +50,7 @@ def doctor(
     found = diagnose(
         model,
         chosen.data,
-        run=None if is_density(run) else run,
+        run=None if is_density(run) or is_saved(run) else run,
         labels=chosen.labels,
         rows=rows,
         calibrate=calibrate,

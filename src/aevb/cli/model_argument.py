@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,10 @@ from aevb.training.seed_folders import seed_folders
 
 if TYPE_CHECKING:
     from aevb.model import Model
+
+
+# The text of --code of this command.
+_code: ContextVar[str | None] = ContextVar("--code", default=None)
 
 
 def resolve(
@@ -76,7 +82,10 @@ def resolve(
 
 
 def open_run(run: Path) -> Model:
-    """Return the model of a run. Refuse a folder that holds the runs of several seeds."""
+    """Return the model of a run, or a saved model.
+
+    Refuse a folder that holds the runs of several seeds.
+    """
     from aevb.loading import load
     from aevb.training.run import load_run
 
@@ -86,13 +95,18 @@ def open_run(run: Path) -> Model:
         raise ValueError(
             f"{run} holds {len(seeds)} runs, one for each seed. Name one of them: {shown}."
         )
-    return load(run) if is_density(run) else load_run(run)
+    return load(run) if is_density(run) or is_saved(run) else load_run(run)
 
 
 def is_run(text: str) -> bool:
     """Return whether the text names the folder of a run, or of the runs of several seeds."""
     runs = [Path(text), *seed_folders(Path(text))]
     return is_density(runs[0]) or any((run / "checkpoints").is_dir() for run in runs)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether a folder holds a saved model (``model.save``), which has no run."""
+    return not (folder / "checkpoints").is_dir() and (folder / "weights.safetensors").is_file()
 
 
 def is_density(run: Path) -> bool:
@@ -157,15 +171,19 @@ def value_of(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def use_code(text: str) -> None:
+def use_code(text: str | None) -> None:
     """Execute a file of the user, so that runs of the models in it can be read.
 
-    The networks that it registers are then known by their names, and those of its models by their
-    declarations. A function that returns a model is called if it is named, ``file.py:name``.
+    The networks and families that it registers are then known by their names, and those of its
+    models by their declarations. A function that returns a model is called if it is named,
+    ``file.py:name``.
     """
     from aevb.declare.serialization import offer
     from aevb.model import Model
 
+    _code.set(text)
+    if text is None:
+        return
     path, colon, name = text.rpartition(":")
     if not (colon and path.endswith(".py")):
         path, name = text, ""
@@ -187,17 +205,29 @@ def code_of(text: str, model: Model, settings: Sequence[str] | None = None) -> s
     None if the model has no networks or families of the user, or is not declared in a file. A
     function that took ``settings`` is not named, because it would be called without them.
     """
-    from aevb.declare.serialization import own_parts
+    from aevb.declare.serialization import own_classes, own_parts
 
     path, colon, name = text.rpartition(":")
     path, name = (path, name) if colon and path.endswith(".py") else (text, "")
-    parts = [part for entry in model.graph.entries() for part in (entry.spec, entry.spec.net)]
-    own = any(type(part).__module__.partition(".")[0] not in ("aevb", "builtins") for part in parts)
-    if not path.endswith(".py") or not (own or own_parts(model.graph)):
+    own = own_parts(model.graph) or own_classes(model.graph)
+    if not path.endswith(".py") or not own:
         return None
     module = sys.modules.get(_module_name(Path(path)))
-    built = inspect.isfunction(getattr(module, name, None)) if name else False
-    return text if built and not settings else path
+    # Only models of the file are found by themselves; a function must be named.
+    made = inspect.isfunction(getattr(module, name, None)) if name else False
+    return text if made and not settings else path
+
+
+def program(text: str = "", model: Model | None = None) -> str:
+    """Return how later commands begin: ``aevb``, with ``--code FILE`` if they need the file.
+
+    They need the file of ``--code`` of this command, or that of the model ``file.py:name`` if the
+    model has parts of the user.
+    """
+    code = _code.get()
+    if code is None and model is not None:
+        code = code_of(text, model)
+    return "aevb" if code is None else f"aevb --code {shlex.quote(code)}"
 
 
 def _named(module: ModuleType, path: Path, name: str) -> object:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aevb.cli.data_argument import load_rows, recipe_of
-from aevb.cli.model_argument import is_density, open_run
+from aevb.cli.model_argument import is_density, is_saved, open_run
 from aevb.cli.open_table import is_table_run, open_table
 from aevb.cli.table_files import own_names
 
@@ -54,7 +54,7 @@ def open_for_page(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            if not is_density(folder):
+            if not (is_density(folder) or is_saved(folder)):
                 run = Run.load(folder)
             model = open_run(folder)
         except Exception as error:

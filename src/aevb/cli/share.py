@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aevb.cli.card import About, License, clear, tell
+from aevb.cli.model_argument import program
 from aevb.cli.options import RunFolder, path
 
 if TYPE_CHECKING:
@@ -105,4 +106,4 @@ def pull(
     default = Path(name.rpartition("/")[2] or name)
     place = hub.pull(name, out or default, revision=revision, most_bytes=most_bytes)
     print(f"The run is in {place}, and its files match their hashes.")
-    print(f"Next: aevb sample {shlex.quote(str(place))} -n 5")
+    print(f"Next: {program()} sample {shlex.quote(str(place))} -n 5")

@@ -14,6 +14,7 @@ import typer
 
 from aevb.cli.completion import arguments, tables_and_models, words
 from aevb.cli.missing_marks import marks_of, only_numbers
+from aevb.cli.model_argument import program
 from aevb.cli.options import (
     Data,
     Device,
@@ -305,7 +306,7 @@ def sweep(
         print(f"Failed: {name}: {in_its_words(reason)}")
     print(f"The table is in {out / 'table.csv'}, the picture in {out / 'sweep.png'}.")
     if not quiet:
-        print(f"Next: aevb evaluate {shlex.quote(str(found[0].folder))}")
+        print(f"Next: {program()} evaluate {shlex.quote(str(found[0].folder))}")
     if failed:
         raise typer.Exit(1)
 

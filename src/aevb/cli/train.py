@@ -20,7 +20,7 @@ import typer
 from aevb.cli.completion import tables_and_models, words
 from aevb.cli.data_argument import counted_rows, known_rows, recipe_of
 from aevb.cli.missing_marks import marks_of, only_numbers
-from aevb.cli.model_argument import code_of, is_run, resolve
+from aevb.cli.model_argument import code_of, is_run, program, resolve
 from aevb.cli.options import (
     Data,
     Device,
@@ -323,11 +323,15 @@ def train(
                 print(f"aevb: {in_its_words(stop) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(130) from None
         if speaks:
-            _report(made if isinstance(made, list) else [made], places, out, quiet=quiet)
+            runs = made if isinstance(made, list) else [made]
+            _report(runs, places, out, command=program(model, found), quiet=quiet)
 
 
-def _report(runs: list[Run], places: list[Path], out: Path, *, quiet: bool) -> None:
-    """Draw the curves of the runs, and print where they are and what to do next."""
+def _report(runs: list[Run], places: list[Path], out: Path, *, command: str, quiet: bool) -> None:
+    """Draw the curves of the runs, and print where they are and what to do next.
+
+    ``command`` begins the commands that are printed.
+    """
     for run, place in zip(runs, places, strict=True):
         run.plot(place / "curves.png")
         record_command(place)
@@ -359,8 +363,8 @@ def _report(runs: list[Run], places: list[Path], out: Path, *, quiet: bool) -> N
         print(
             "Next: "
             + "; ".join(
-                f"aevb {command} {shlex.quote(str(out))}"
-                for command in ("evaluate", "doctor", "sample")
+                f"{command} {word} {shlex.quote(str(out))}"
+                for word in ("evaluate", "doctor", "sample")
             )
         )
 

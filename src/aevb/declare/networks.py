@@ -253,6 +253,25 @@ class Network:
 
         return dropouts_of(self, parents, shape)
 
+    def draws_itself(self, parents: Mapping[str, Shape], shape: Shape) -> bool:
+        """Whether a network of the user draws random numbers itself in training.
+
+        Arguments:
+            parents: The shape of each parent, by label.
+            shape: The shape of the variable.
+
+        Returns:
+            Whether ``rest`` takes a seed after the masks of ``dropouts_of``, one per step.
+
+        >>> mlp(500, dropout=0.1).draws_itself({"z": (20,)}, (784,))
+        False
+        """
+        if type(self).make is Network.make:
+            return False
+        from aevb.declare.own_networks import draws_itself
+
+        return draws_itself(self, parents, shape)
+
     def make(self, parents: Mapping[str, Shape], shape: Shape) -> nn.Module:
         """Make a torch module that is called with the parents' tensors, each [rows, *its shape].
 

@@ -27,6 +27,7 @@ from aevb.declare.networks import Named, Network, Shape, _choice, _layer
 from aevb.declare.own_dropout import dropping, replace_dropout
 from aevb.declare.probe import Found, probe
 from aevb.declare.registry import name_of, register
+from aevb.runtime.seeding import global_seeded
 
 OUTPUTS = ("auto", "features", "parameters")
 Dropouts = tuple[tuple[float, int], ...]
@@ -222,6 +223,9 @@ class Wrapped(nn.Module):
         )
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:
+        seed = None
+        if self.found.draws and keep:
+            *keep, seed = keep
         lead = torch.broadcast_shapes(h.shape[:-1], *(mask.shape[:-1] for mask in keep))
         rows = h.expand(*lead, h.shape[-1]).reshape(-1, h.shape[-1])
         values = rows.split(self.widths, -1)
@@ -230,7 +234,10 @@ class Wrapped(nn.Module):
         if self.found.writes:  # others read the same values
             reads = [value.clone() for value in reads]
         masks = [mask.expand(*lead, mask.shape[-1]).flatten(0, -2) for mask in keep]
-        with dropping(masks) if masks else nullcontext():
+        with (
+            dropping(masks) if masks else nullcontext(),
+            nullcontext() if seed is None else global_seeded(int(seed.flatten()[0]), h.device),
+        ):
             raw = torch.cat([_by_row(part) for part in _parts(self.call(*reads))], -1)
         raw = raw.to(h.dtype)
         if self.heads is not None:
@@ -333,8 +340,8 @@ def _features(
     return 0
 
 
-# The dropout layers that a specification has for some parents; found when it is built.
-_dropouts: WeakKeyDictionary[Network, dict[Any, Dropouts]] = WeakKeyDictionary()
+# What the trial of a specification found for some parents; known when it is built.
+_tried: WeakKeyDictionary[Network, dict[Any, Found]] = WeakKeyDictionary()
 
 
 def build_own(
@@ -346,16 +353,25 @@ def build_own(
 ) -> Wrapped:
     """Build what ``spec.make`` makes, between these parents and heads."""
     built = Wrapped(spec, spec.make(parents, shape), parents, heads, shape, masked)
-    _dropouts.setdefault(spec, {})[_key(parents, shape)] = built.found.dropouts
+    _tried.setdefault(spec, {})[_key(parents, shape)] = built.found
     return built
 
 
 def dropouts_of(spec: Network, parents: Mapping[str, Shape], shape: Shape) -> Dropouts:
     """The dropout masks that the built network takes."""
-    known = _dropouts.setdefault(spec, {})
+    return _found(spec, parents, shape).dropouts
+
+
+def draws_itself(spec: Network, parents: Mapping[str, Shape], shape: Shape) -> bool:
+    """Whether the built network draws random numbers itself, in training."""
+    return _found(spec, parents, shape).draws
+
+
+def _found(spec: Network, parents: Mapping[str, Shape], shape: Shape) -> Found:
+    known = _tried.setdefault(spec, {})
     if (key := _key(parents, shape)) not in known:
         part = spec.make(parents, shape)
-        known[key] = Wrapped(spec, part, parents, [math.prod(shape)], shape, ()).found.dropouts
+        known[key] = Wrapped(spec, part, parents, [math.prod(shape)], shape, ()).found
     return known[key]
 
 

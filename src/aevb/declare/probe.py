@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aevb.declare.own_dropout import asking
+from aevb.runtime.seeding import global_generator
 
 Shape = tuple[int, ...]
 ROWS = 3
@@ -52,21 +53,22 @@ def probe(
     others = [torch.cat([value[:1], rows(value.shape[1:])[1:]]) for value in values]
     versions = [value._version for value in values]
     buffers = {} if module is None else {key: b.clone() for key, b in module.named_buffers()}
-    before = torch.get_rng_state()
+    random = global_generator(place)
+    before = random.get_state()
     try:
         with torch.enable_grad(), asking() as dropouts:
             result = _called(name, call, values, parents, joined)
-        after = torch.get_rng_state()
+        after = random.get_state()
         writes = [value._version for value in values] != versions
-        torch.set_rng_state(before)
+        random.set_state(before)
         found = _tensors(name, result)
         _check_parameters(name, found, own)
         with torch.no_grad():
             again = _tensors(name, _called(name, call, others, parents, joined))
     finally:
-        torch.set_rng_state(before)
+        random.set_state(before)
     draws = not torch.equal(before, after)
-    if draws and _draws_in_evaluation(call, values, module):
+    if draws and _draws_in_evaluation(call, values, module, random):
         raise ValueError(
             f"{name} draws random numbers in every call, so means of the posterior would change "
             f"from call to call. Draw in training only (if self.training), or declare what is "
@@ -84,19 +86,22 @@ def probe(
 
 
 def _draws_in_evaluation(
-    call: Callable[..., Any], values: list[Tensor], module: nn.Module | None
+    call: Callable[..., Any],
+    values: list[Tensor],
+    module: nn.Module | None,
+    random: torch.Generator,
 ) -> bool:
     if module is None:
         return True
     training = [part for part in module.modules() if part.training]
-    before = torch.get_rng_state()
+    before = random.get_state()
     try:
         module.eval()
         with torch.no_grad():
             call(*values)
-        return not torch.equal(before, torch.get_rng_state())
+        return not torch.equal(before, random.get_state())
     finally:
-        torch.set_rng_state(before)
+        random.set_state(before)
         for part in training:
             part.training = True
 

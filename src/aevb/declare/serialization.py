@@ -12,8 +12,8 @@ from aevb.declare.own_networks import wrap
 from aevb.declare.registry import from_record, to_record
 
 FORMAT = 1
-# Models of the user in this process: their declarations, and their own networks by factor.
-_offered: list[tuple[dict[str, Any], dict[str, Any]]] = []
+# Models of the user in this process: their declarations, own networks by factor, and own classes.
+_offered: list[tuple[dict[str, Any], dict[str, Any], list[type]]] = []
 # Limit on the factors of a declaration from a file, and on the length of a list in it.
 MOST_FACTORS = 10_000
 
@@ -48,12 +48,19 @@ def own_parts(graph: Graph) -> dict[str, Any]:
     }
 
 
+def own_classes(graph: Graph) -> list[type]:
+    """The classes of the user in a declaration: families, and networks with settings."""
+    parts = (part for entry in graph.entries() for part in (entry.spec, entry.spec.net))
+    found = (type(part) for part in parts if part is not None)
+    return [one for one in dict.fromkeys(found) if not one.__module__.startswith("aevb.")]
+
+
 def offer(graph: Graph, missing: str) -> None:
-    """Let models with this declaration be read without naming its own networks again.
+    """Let models with this declaration be read without naming its own parts again.
 
     The command line does so for the models of a file that the user names.
     """
-    _offered.append((serialize(graph, missing), own_parts(graph)))
+    _offered.append((serialize(graph, missing), own_parts(graph), own_classes(graph)))
 
 
 def deserialize(
@@ -96,9 +103,10 @@ def deserialize(
         )
     custom = tuple(custom)
     given_modules = _by_factor(declaration, modules or {})
-    for known, own in _offered:
+    for known, own, classes in _offered:
         if known == declaration:
             given_modules = own | given_modules
+            custom = (*classes, *custom)
     p, q = (
         {
             key: from_record(

@@ -12,6 +12,11 @@ def dropout_name(entry: Entry, layer: int) -> str:
     return f"{entry.id} dropout {layer}"
 
 
+def own_draws_name(entry: Entry) -> str:
+    """Return the name of the seed of what a network of the user draws itself in training."""
+    return f"{entry.id} own draws"
+
+
 def offset_name(entry: Entry) -> str:
     """Return the name of the offset of a factor whose parameters are free for every example."""
     return f"{entry.id} offset"

@@ -26,7 +26,7 @@ from aevb.derive.dependence import Axis, N, S, Sampling, T, conflict, find_axes
 from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
 from aevb.derive.filtering import why_not_filtered
-from aevb.derive.noise_names import RESAMPLING, dropout_name
+from aevb.derive.noise_names import RESAMPLING, dropout_name, own_draws_name
 from aevb.runtime.suggestions import did_you_mean
 
 Layout = dict[str, tuple[NoiseKind, tuple[int, ...]]]  # noise by name: its kind and its shape
@@ -270,10 +270,13 @@ class Plan:
                 if entry.id not in self.axes or (net := entry.spec.network) is None:
                     continue
                 parents = {str(ref): self.graph.shapes[ref.name] for ref in entry.key.parents}
-                dropouts = net.dropouts_of(parents, self.graph.shapes[entry.key.name])
+                own_shape = self.graph.shapes[entry.key.name]
+                dropouts = net.dropouts_of(parents, own_shape)
                 for i, (p, width) in enumerate(dropouts):
                     shape = self._shape(self.axes[entry.id], n, steps, width)
                     noise[dropout_name(entry, i)] = (keep(1 - p), shape)
+                if net.draws_itself(parents, own_shape):
+                    noise[own_draws_name(entry)] = (SEED, ())
         return noise
 
     def _shape(self, axes: frozenset[Axis], n: int, steps: int, width: int) -> tuple[int, ...]:

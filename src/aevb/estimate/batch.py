@@ -692,7 +692,8 @@ def _check_missing(
         fix = (
             f"Fill the entries, or declare {name} in p and q"
             if name in graph.given
-            else f"Give q a factor for {name}, or fill the entries"
+            else f"Give q a factor for {name}, fill the entries, or use elbo(), which has p draw "
+            f"them (for draw_noise: prepare(…, gaps=True) and plan(partial=[{name!r}]))"
         )
         raise ValueError(
             f'{name} has missing entries but p reads it ("{reader.key}"). {fix}.{perhaps}'

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.declare.graph import Entry, Graph
+from aevb.declare.missing_members import MissingMemberError, explaining_missing_members
 from aevb.declare.networks import Shape
 from aevb.derive.axes import TIME
 from aevb.derive.explain import describe
 from aevb.derive.plan import Plan, derive
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch, prepare
+from aevb.estimate.keys import mask_of
 from aevb.runtime.devices import device_named
 from aevb.runtime.evaluation_mode import drops_units, evaluating
 from aevb.runtime.seeding import seeded
@@ -239,9 +241,15 @@ class DeclaredModel(nn.Module):
 
     @contextmanager
     def _in_its_precision(self) -> Iterator[None]:
-        """Raise a readable ValueError if torch lacks an operation in the model's half precision."""
+        """Raise a readable ValueError for what is not implemented.
+
+        That is an operation in the model's half precision, or a member of a distribution.
+        """
         try:
-            yield
+            with explaining_missing_members(dict(self.factors.items())):
+                yield
+        except MissingMemberError:
+            raise
         except NotImplementedError as error:
             dtype = self._parameter().dtype
             if dtype not in (torch.bfloat16, torch.float16):
@@ -282,12 +290,15 @@ class DeclaredModel(nn.Module):
         """Draw all random numbers of one estimate.
 
         Arguments:
-            plan: The estimate, from :meth:`plan`.
+            plan: The estimate, from :meth:`plan`. Give :meth:`plan` what elbo gets (how, bound,
+                samples, …), and as ``partial`` the variables with missing entries that p reads.
             batch: The data, from :meth:`prepare`.
             seed: Decides the numbers; None uses torch's global generator.
 
         Returns:
-            The noise by latent, for :meth:`Model.elbo`.
+            The noise by latent, for :meth:`Model.elbo`, each [K, T, N, d]: samples, steps, rows
+            and entries. K and T are 1 for one sample and without time. Axes of enumerated latents
+            come before K. In training mode there are dropout masks too, by factor and layer.
 
         >>> import torch
         >>> from aevb import Model, Normal
@@ -297,6 +308,13 @@ class DeclaredModel(nn.Module):
         >>> torch.equal(model.elbo(x=x, noise=noise).value, model.elbo(x=x, seed=0).value)
         True
         """
+        for name in self.graph.observed:
+            gaps = mask_of(name) in batch and self.graph.is_read_by_p(name)
+            if gaps and name not in plan.completed:
+                raise ValueError(
+                    f"{name} has missing entries that p reads, and this estimate does not draw "
+                    f"them. Fill the entries, or name {name} in the plan's partial=."
+                )
         like = self._parameter()
         n, steps = self._extent(batch)
         generator = None if seed is None else torch.Generator(like.device).manual_seed(seed)
@@ -306,12 +324,16 @@ class DeclaredModel(nn.Module):
     def _check_noise(
         self, plan: Plan, batch: Mapping[str, Tensor], noise: Mapping[str, Tensor]
     ) -> None:
-        for name, (_, shape) in plan.layout(*self._extent(batch), dropout=False).items():
+        needed = plan.layout(*self._extent(batch), dropout=False)
+        masks = plan.layout(*self._extent(batch), dropout=True)  # none of them: no dropout
+        for name, (_, shape) in masks.items():
+            if name not in noise and name not in needed:
+                continue
             if name not in noise or tuple(noise[name].shape) != shape:
                 found = f"has shape {list(noise[name].shape)}" if name in noise else "is missing"
                 raise ValueError(
-                    f"The noise of {name} {found}; this estimate needs {list(shape)}. Draw it "
-                    f"with draw_noise(plan, batch)."
+                    f"The noise of {name} {found}; this estimate needs {list(shape)}: samples, "
+                    f"steps, rows, entries. Draw it with draw_noise(plan, batch)."
                 )
 
     def _extent(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:

@@ -20,11 +20,12 @@ from aevb.declare.evaluation_order import Stage
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.notation import At, Ref
 from aevb.derive.axes import TIME, join, over_time, steps_of, swap
-from aevb.derive.noise_names import dropout_name, offset_name
+from aevb.derive.noise_names import dropout_name, offset_name, own_draws_name
 from aevb.estimate.before import Before
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.loop import Loop
 
+APART = 1_000_003  # between the seeds of two steps; processes derive theirs by the rows' positions
 # How to draw a node's value: (node, entry, raw numbers, step or None for all steps at once) → value
 Draw = Callable[[str, Entry, Tensor, int | None], Tensor]
 # A function from (side, variable, region) to the distribution there.
@@ -165,13 +166,17 @@ class Program:
         return found
 
     def keep(self, entry: Entry) -> list[Tensor]:
-        """The dropout masks in the noise, then the per-example offset, if any.
+        """The dropout masks in the noise, a seed per step, and the per-example offset, if any.
 
+        A network that draws random numbers itself draws them from the seed [T, 1, 1].
         :mod:`aevb.evidence.per_example_q` uses the offset.
         """
         masks: list[Tensor] = []
         while (name := dropout_name(entry, len(masks))) in self.noise:
             masks.append(self.noise[name])
+        if (seed := self.noise.get(own_draws_name(entry))) is not None:
+            steps = torch.arange(self.count, device=seed.device).view(-1, 1, 1)
+            masks.append((seed + steps * APART) % 2**62)
         offset = self.noise.get(offset_name(entry))
         return masks if offset is None else [*masks, offset]
 

@@ -15,7 +15,7 @@ def moments(spec: Conditional, dist: td.Distribution) -> dict[str, Tensor]:
     They are ``probs`` for a finite family: the probabilities of the classes, or for binary entries
     the probability of 1. Otherwise they are ``mean`` and ``sd``; for a full covariance also its
     Cholesky factor ``tril``, row by row. A family without these moments gives the parameters that
-    its torch distribution lists.
+    its torch distribution lists in ``arg_constraints``.
 
     >>> import torch
     >>> from aevb import Normal
@@ -31,6 +31,8 @@ def moments(spec: Conditional, dist: td.Distribution) -> dict[str, Tensor]:
     try:
         found = {"mean": dist.mean, "sd": dist.stddev}
     except NotImplementedError:
+        if not base.arg_constraints:
+            raise
         return {name: getattr(base, name) for name in base.arg_constraints}
     if isinstance(base, MultivariateNormal):
         found["tril"] = base.scale_tril.flatten(-2)

@@ -6,17 +6,20 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aevb.comparison.entrants import trained_here
 from aevb.declare.own_networks import wrap
-from aevb.estimate.metric_names import BESIDES, Metric
+from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, latent_of
 from aevb.model_card.markdown import block, bullets, plain, table
 from aevb.page.sections import Opened
 from aevb.training.checkpoint import latest_manifest
 from aevb.training.events import LOCAL, events
 from aevb.training.settings import Settings
 from aevb.version import __version__
+
+if TYPE_CHECKING:
+    from aevb.model import Model
 
 COMMAND = "command.txt"  # the command line that trained a run
 SHOWN = 40  # columns that are listed
@@ -139,13 +142,23 @@ def data(opened: Opened, summary: Mapping[str, Any]) -> str:
         if not columns:
             headings, rows = headings[:-1], [row[:-1] for row in rows]
         found.append(table(headings, rows))
-    if opened.recipe is None and schema is None:
+    if opened.recipe is None and schema is None and not _saved(opened):
         found.append("The run does not record where its rows came from.")
     return "\n\n".join(found)
 
 
 def _listed(columns: Sequence[str]) -> str:
     return ", ".join(columns[:SHOWN]) + (f", … ({len(columns)})" if len(columns) > SHOWN else "")
+
+
+def _saved(opened: Opened) -> bool:
+    """Whether the model was saved by ``model.save``, and not trained in this folder by ``fit``."""
+    return (
+        opened.run is None
+        and opened.folder is not None
+        and (opened.folder / "weights.safetensors").is_file()
+        and not (opened.folder / "schema.json").is_file()
+    )
 
 
 def _trained_rows(opened: Opened) -> str | None:
@@ -162,6 +175,8 @@ def _trained_rows(opened: Opened) -> str | None:
 
 def training(opened: Opened, summary: Mapping[str, Any]) -> str:
     if opened.run is None:
+        if _saved(opened):
+            return "The folder holds a saved model, without a record of its training."
         return "The parameters were fitted in closed form or by EM, without steps to record."
     run = opened.run
     rows = [
@@ -178,20 +193,38 @@ def training(opened: Opened, summary: Mapping[str, Any]) -> str:
     if last:
         lines.append(
             "The last recorded values, in nats per row and in the units of the model. Those of "
-            "training are means over the last batches, with dropout."
+            "training are means over the last batches, with dropout. Each value is of one draw of "
+            "q per row (or of the samples= above), so it differs from the results below by "
+            "sampling."
         )
         names = list(dict.fromkeys(Metric.of(key).name for key in last))
+        assert opened.model is not None
+        terms = [name for name in names if _is_term(opened.model, name)]
         shown = [
             [name, *(_recorded(last.get(Metric(name, one).key)) for one in (False, True))]
-            for name in names
+            for name in terms
         ]
-        lines.append(table(["term", "training", "validation"], shown))
+        if shown:
+            lines.append(table(["term", "training", "validation"], shown))
+        own = [[name, _recorded(last.get(name))] for name in names if name not in terms]
+        if own:
+            lines.append("Numbers that the function `after=` returned:")
+            lines.append(table(["name", "last value"], own))
     if run.best is not None:
         lines.append(
             f"The best validation was {run.best.value:.4f} ({plain(run.settings.judge)}), at step "
             f"{run.best.step:,}."
         )
     return "\n\n".join(lines)
+
+
+def _is_term(model: Model, name: str) -> bool:
+    """Whether a recorded number is a bound or a term of it; others are those of ``after=``."""
+    return (
+        name in (*BOUNDS, OBJECTIVE, "gap")
+        or name in model.graph.shapes
+        or latent_of(name) in model.graph.latents
+    )
 
 
 def _last(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -221,6 +254,7 @@ def results(opened: Opened, checks: Mapping[str, Any]) -> str:
         rows[-1].append(f"{evidence['method']}, {evidence['rows']:,} rows")
     if gap is not None:
         words = {
+            "evidence": "log p, from the best q",
             "elbo": "ELBO",
             "total": "gap: log p − ELBO",
             "approximation": "… of q's family",
@@ -230,6 +264,8 @@ def results(opened: Opened, checks: Mapping[str, Any]) -> str:
             one = gap[name]
             rows.append([word, _number(one["mean"]), _error(one["error"]), "", ""])
             rows[-1][-1] = f"log p: {gap['method']}, {gap['rows']:,} rows"
+        if gap["method"] == "exact":  # log p is one number, whatever computes it
+            rows = [row for row in rows if row[0] != words["evidence"]]
     if rows:
         lines.append(
             table(["quantity", "mean", "± sampling", "± between rows", "how"], rows)
@@ -274,6 +310,8 @@ def findings(checks: Mapping[str, Any]) -> str:
     rows = [
         [one["level"], one["about"], f"{one['text']} {one['remedy']}".strip()]
         for one in diagnosis["findings"]
+        # The results have the ELBO already, from more draws.
+        if not (one["kind"] == "elbo" and one["level"] == "ok" and checks.get("gap"))
     ]
     head = f"Of {diagnosis['rows']:,} rows; the gravest is {diagnosis['worst']!r}."
     return f"{head}\n\n{table(['level', 'about', 'finding'], rows)}" if rows else head
@@ -284,12 +322,17 @@ def limits(opened: Opened, checks: Mapping[str, Any], problems: Sequence[str]) -
     assert opened.model is not None
     found = []
     judged = opened.subject.judged.name if opened.subject is not None else None
-    if judged == "" and _were_trained_on(opened):
+    if judged == "" and _trained_here(opened):
         judged = "training"
     if judged == "training":
         found.append(
             "The results are of rows that the model was trained on, so they look better than they "
             "are for new rows."
+        )
+    elif judged == "" and _trained_here(opened) is False:
+        found.append(
+            "By the recorded hash, the rows of the results are not the training rows. Whether some "
+            "of them are among the training rows is not recorded."
         )
     elif judged == "":
         found.append(
@@ -317,12 +360,12 @@ def limits(opened: Opened, checks: Mapping[str, Any], problems: Sequence[str]) -
     return bullets(dict.fromkeys(found)) if found else "None were found."
 
 
-def _were_trained_on(opened: Opened) -> bool:
-    """Whether the rows that judge a run are recorded as those that it was trained on."""
+def _trained_here(opened: Opened) -> bool | None:
+    """Whether the rows that judge a run are those of its training; None without a record."""
     subject = opened.subject
     if subject is None or opened.folder is None or opened.run is None:
-        return False
-    return trained_here(opened.folder, subject.source(len(subject.splits) - 1)) is True
+        return None
+    return trained_here(opened.folder, subject.source(len(subject.splits) - 1))
 
 
 # Use ----------------------------------------------------------------------------------------------
@@ -379,7 +422,7 @@ def reproduce(opened: Opened, command: str | None) -> str:
     if trained is not None:
         lines.append("The model was trained by this command (without folders):")
         lines.append(block(trained, "sh"))
-    else:
+    elif not _saved(opened):
         lines.append(
             "The model was trained from Python, by `aevb.fit` with the settings above; "
             "`aevb.Settings.from_toml('config.toml')` reads all of them from the run."

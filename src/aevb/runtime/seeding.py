@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -61,6 +62,7 @@ class _Generators:
         return self.made[device]
 
 
+_global_lock = threading.RLock()
 _current: ContextVar[_Generators | None] = ContextVar("generators of this thread", default=None)
 
 
@@ -79,6 +81,32 @@ def seeded(seed: int | None, *, all_code: bool = False) -> Iterator[None]:
             yield
     finally:
         _current.reset(token)
+
+
+@contextmanager
+def global_seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generator of a device inside the context, and restore its state after.
+
+    Some operations of torch, such as the dropout of attention, can draw from this generator only.
+    The contexts of several threads wait for each other.
+    """
+    with _global_lock:
+        source = global_generator(device)
+        state = source.get_state()
+        source.manual_seed(seed)
+        try:
+            yield
+        finally:
+            source.set_state(state)
+
+
+def global_generator(device: torch.device) -> torch.Generator:
+    """Return torch's global generator of a device."""
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
 
 
 def generator(device: torch.device) -> torch.Generator | None:
@@ -133,4 +161,9 @@ def _draws(func: Callable[..., Any]) -> bool:
     """Return whether a function of torch takes a generator."""
     if getattr(func, "__name__", "") in DRAWING:
         return True
-    return inspect.isfunction(func) and "generator" in inspect.signature(func).parameters
+    if not inspect.isfunction(func):
+        return False
+    try:
+        return "generator" in inspect.signature(func).parameters
+    except (ValueError, TypeError):  # Tensor.__pow__ wraps a builtin, which has no signature
+        return False

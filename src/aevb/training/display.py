@@ -341,12 +341,8 @@ class TensorBoard(Watcher):
     """
 
     def __init__(self, run: Folder, rows: list[dict[str, Any]]) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import SessionLog
-        except ImportError:
-            raise ValueError(
-                "tensorboard=True needs the package tensorboard: pip install 'aevb[tensorboard]'."
-            ) from None
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
         self.run, self.folder = run, run.path / "tensorboard"
         self.path = (
             self.folder

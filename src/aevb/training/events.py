@@ -27,7 +27,6 @@ OBJECTIVE = "objective"  # the run maximises something else than the bound
 WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"
-OWN_DRAWS = "draws of a network"  # a network of the user draws random numbers itself
 PIXELS = "pixels prepared"  # images of bytes, prepared as their likelihood requires
 FOLDER = "folder"
 DEVICE = "device"  # device="auto" avoids a GPU on which the model does not train

@@ -15,6 +15,7 @@ from aevb.model import Model
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.suggestions import did_you_mean
 from aevb.trackers.opening import Trackers
+from aevb.trackers.packages import check_installed
 from aevb.training.after_hook import After
 from aevb.training.checkpoint import TrainingError
 from aevb.training.checks import refuse_shared
@@ -160,6 +161,8 @@ def fit(
         notes.append(chose(schedule))
     folder = Path(out) if out is not None else None
     tracking = Tracking(trackers, several=seeds is not None)
+    if tensorboard or tracking.tensorboard:
+        check_installed("tensorboard", "tensorboard")
     options: dict[str, Any] = {
         "tensorboard": tensorboard or tracking.tensorboard,
         "tracking": tracking,

@@ -79,7 +79,7 @@ class Training:
             )
         elif tensorboard:
             raise ValueError(
-                "tensorboard=True writes into the run's folder; give that folder with out=…."
+                "TensorBoard's files are in the run's folder; give that folder with out=…."
             )
         if resume and settings.compile is None and out is not None:
             settings = replace(settings, compile=recorded_compile(out))

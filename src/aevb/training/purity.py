@@ -65,7 +65,7 @@ def _one_operation(model: Model, stage: Stage) -> bool:
 
 def drawn_by_torch(plan: Plan) -> list[str]:
     """Return the latents that torch's own samplers draw from a seed."""
-    layout = plan.layout(1, 1, dropout=True)
+    layout = plan.layout(1, 1, dropout=False)
     return [name for name, (kind, _) in layout.items() if kind == SEED]
 
 

@@ -326,7 +326,7 @@ def load_run(
         modules: Your own torch modules and functions, as for :func:`aevb.load`.
 
     Returns:
-        The model.
+        The model, in evaluation mode (no dropout). ``fit`` trains it further as usual.
 
     Raises:
         ValueError: The folder holds no run.
@@ -400,7 +400,7 @@ def _load(
         wrong = wrong or read_rows(folder, manifest["state"], manifest["step"])[1]
     for sentence in filter(None, (wrong, note_later(folder, manifest["step"]))):
         warnings.warn(sentence, IntegrityWarning, stacklevel=3)
-    return model, found, rows
+    return model.eval(), found, rows
 
 
 def _older(model: Model, settings: dict[str, Any]) -> dict[str, Any]:

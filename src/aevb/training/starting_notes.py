@@ -10,7 +10,6 @@ from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
 from aevb.data.small_scales import note_small_scales
 from aevb.declare.families import Exact
-from aevb.declare.own_networks import own_networks
 from aevb.posterior.training_record import with_weights
 from aevb.runtime import private_torch
 from aevb.training import events
@@ -30,15 +29,6 @@ def notes_at_start(job: Job) -> Iterator[Event]:
     """Return the events to record before the first step."""
     yield from _latents_known_everywhere(job)
     yield from _labels_without_effect(job)
-    for name, net in own_networks(dict(job.model.factors.items())):
-        if net.found.draws:
-            text = (
-                f"{net.title} in {name} draws random numbers from torch's generator, and not from "
-                f"the noise of the run: the run does not depend on its seed alone, and a resumed "
-                f"run goes on with other draws."
-            )
-            remedy = "Of dropout, use modules such as nn.Dropout."
-            yield Event(events.OWN_DRAWS, name, text, remedy)
     for name, how in job.source.pixels.items():
         if how in PREPARED:
             text = f"{name} holds images of bytes, {PREPARED[how]}."
