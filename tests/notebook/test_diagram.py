@@ -56,7 +56,7 @@ def table(columns):
     )
 
 
-MODELS = zoo.zoo | {
+MODELS = dict(zoo) | {
     "smoothing": lambda: zoo.vrnn(posterior="smoothing"),
     "hierarchical": hierarchical,
     "ends": ends,

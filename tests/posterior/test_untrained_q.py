@@ -419,7 +419,7 @@ def test_the_doctor_says_so():
     fit(model, {"x": x}, schedule=mle(), steps=4)
     findings = diagnose(model, {"x": x}, calibrate=False)
     (found,) = findings.of("q unused")
-    assert found.severity == "note"
+    assert found.level == "note"
     assert "mle() trains p alone" in found.text
     assert not findings.of("q behind p")  # nothing uses q: the posterior is exact
 
