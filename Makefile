@@ -1,4 +1,5 @@
 # make test       creates the environment, checks style and types, and passes the tests, on two cores
+# make test-all   the same with the tests that are marked slow, which take two minutes more
 # make check      checks style and types, and passes a third of the tests, some of every package, in about a minute
 # make docs       builds the documentation site into docs/_build/html, and checks its links
 # make web        builds the front end of pages from web/
@@ -27,7 +28,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 # Each worker runs whole files (tests/conftest.py), with one thread.
 WORKERS ?= 2
 NPM := --ignore-scripts --no-audit --no-fund --silent
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+MARKED := -m 'not slow'
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKED)
 CHECKED := $(addprefix tests/, \
 	experiments/test_experiments.py laboratory/test_compare_estimators.py \
 	declare/test_declarations.py declare/test_notation.py declare/test_networks.py derive/test_large_declarations.py \
@@ -39,13 +41,16 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test check lint bundle browser web docs reproduce compiler-tests dist wheel-test clean
+.PHONY: test test-all check lint bundle browser web docs reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py
 test:
 	$(MAKE) --jobs --no-print-directory lint bundle browser
 	$(PYTEST) --ignore=$(LIVE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load $(LIVE)
+
+test-all: MARKED :=
+test-all: test
 
 check: $(VENV)/ready lint
 	$(PYTEST) $(CHECKED)

@@ -281,6 +281,7 @@ def test_every_model_trains_is_saved_samples_and_explains_itself(variant, tmp_pa
     assert str(model).startswith("p:  p(")
     model.save(tmp_path / "model")
     again = aevb.load(tmp_path / "model")
+    model.eval()  # as a loaded model is
     assert torch.equal(again.elbo(**data, seed=0).value, model.elbo(**data, seed=0).value)
     given = {name: data[name][:2] for name in model.graph.given}
     drawn = model.sample(2, seed=0, **({"steps": 3} if timed else {}), **given)

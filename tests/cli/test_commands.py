@@ -426,7 +426,9 @@ def test_labels_in_a_table_size_a_conditional_model_and_judge_clusters(monkeypat
         monkeypatch, capsys, "sample", "given", "-n", "2"
     )
     aevb(monkeypatch, capsys, "train", "gmvae", *asked, "--out", "latent", "--classify", "1")
-    assert "clusters y: " in aevb(monkeypatch, capsys, "evaluate", "latent", "--samples", "0")
+    assert "of the rows with a label is their label" in aevb(
+        monkeypatch, capsys, "evaluate", "latent", "--samples", "0"
+    )
     assert (
         "y needs 10 columns, or one of labels, but gets none. Its columns are height, weight, "
         "income, year."
@@ -1040,7 +1042,9 @@ def test_labels_of_steps_and_unknown_labels_are_counted(monkeypatch, capsys, mod
         assert {"none": "log p(x) ", "some": "log p(x, y where known)", "all": "log p(x, y) "}[
             name
         ] in told
-        assert ("clusters y" in told) == (name != "none")
+        assert ("of the rows with a label is their label" in told) == (name == "some")
+        # Where every class was known, q(y) was not trained.
+        assert ("--classify 1 where every row has a label" in told) == (name == "all")
 
 
 def test_a_q_that_was_not_trained_is_told_and_not_used(tmp_path, monkeypatch, capsys):

@@ -163,6 +163,7 @@ def test_completion_is_in_step_with_the_library():
 
 
 def test_the_shell_is_given_a_script(monkeypatch, capsys):
-    script = aevb(monkeypatch, capsys, "--show-completion", "bash")
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+    script = aevb(monkeypatch, capsys, "--show-completion")
     assert "complete_bash" in script
     assert "complete -o default -F" in script

@@ -363,7 +363,13 @@ def longer(tmp_path_factory):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "terminate"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, id="kill"),
+        pytest.param(signal.SIGTERM, id="terminate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_sweep_leaves_no_process_and_goes_on(tmp_path, number, longer):
     script, out = tmp_path / "program.py", tmp_path / "sweep"
     script.write_text(PROGRAM)

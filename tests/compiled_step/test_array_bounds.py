@@ -36,6 +36,7 @@ def compiled(kept):
     return arguments, *fusing._both(make_fx(total)(*arguments), arguments)
 
 
+@pytest.mark.slow
 def test_a_sum_is_stored_where_it_belongs_and_nowhere_else():
     arguments, wrapped, code = compiled(11)
     assert code is not None
@@ -76,6 +77,7 @@ def test_arguments_that_are_expanded_or_empty_are_judged_too():
     assert not compiler.stays_inside(past, [torch.ones(3)])
 
 
+@pytest.mark.slow
 def test_compiled_steps_of_a_random_model_are_the_plain_ones_and_crash_nothing(tmp_path):
     """One model of the fuzz, in a process of its own; more: ``cd tests && python -m
     interpreter.compiled --models 40``.

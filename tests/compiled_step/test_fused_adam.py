@@ -59,7 +59,7 @@ def test_the_end_of_a_step_is_torchs_adam_and_leaves_a_bad_step_out(
 
 
 @compiles
-@pytest.mark.parametrize("kind", ["vector", "parts"])
+@pytest.mark.parametrize("kind", ["vector", pytest.param("parts", marks=pytest.mark.slow)])
 def test_compiled_it_is_too(kind):
     steps_are_adams(kind, 0.7, torch.float64, 1e-12)
 

@@ -212,6 +212,7 @@ def test_compiled_code_is_called_directly_where_that_gives_the_same_tensors():
 
 
 @compiles
+@pytest.mark.slow
 def test_convolutions_without_an_activation_are_compiled():
     found = []
     for compile in (False, True):

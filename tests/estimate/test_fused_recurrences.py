@@ -134,7 +134,13 @@ def test_windows_continue_from_the_state_before(name, cell, start, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a module that torch imports
-@pytest.mark.parametrize("settings", [{}, {"compile": True}], ids=["recorded", "compiled"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="recorded"),
+        pytest.param({"compile": True}, id="compiled", marks=pytest.mark.slow),
+    ],
+)
 def test_a_recorded_step_runs_torchs_recurrence(settings, monkeypatch, soon):
     monkeypatch.setattr(fused_recurrence, "LONG", 2)
     random = torch.Generator().manual_seed(0)

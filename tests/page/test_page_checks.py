@@ -489,8 +489,10 @@ def test_bins_ticks_and_the_band_of_uniform_ranks():
 
 
 def test_nothing_of_a_q_that_is_not_used_is_shown():
-    x = torch.randn(1, 30, 1, dtype=torch.float64).cumsum(1)
-    model = zoo.local_level().double()
+    random = torch.Generator().manual_seed(0)
+    walk, noise = torch.randn(2, 1, 60, 1, dtype=torch.float64, generator=random)
+    x = walk.cumsum(1) + noise
+    model = zoo.local_level(seed=0).double()
     run = fit(model, {"x": x}, schedule=mle(), progress=False)
     found = checks(model, {"x": x}, run=run)
     assert found["calibration"] is found["latents"] is None

@@ -119,7 +119,13 @@ def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
         fit(model, {"x": x[:2]}, schedule=em(), steps=1)
 
 
-@pytest.mark.parametrize("request_", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, id="frozen"),
+    ],
+)
 def test_when_one_process_dies_or_hangs_all_stop_with_a_sentence_and_the_checkpoint_is_valid(
     files, request_
 ):

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from sklearn.datasets import load_digits
 
@@ -40,6 +41,7 @@ def train(rows: torch.Tensor, how: dict[str, str]) -> float:
     return bound.terms["kl(z)"].mean().item()
 
 
+@pytest.mark.slow
 def test_the_latent_is_used_unless_its_samples_are_detached():
     rows, enough = binary_rows()
     assert train(rows, {}) > enough

@@ -83,11 +83,16 @@ def test_rows_in_files_have_the_same_windows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moment", "compile"), [(3, False), (10, False), (17, False), (29, False), (17, True)]
+    ("moment", "compile"),
+    [
+        (3, False),
+        (10, False),
+        (17, False),
+        (29, False),
+        pytest.param(17, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_killed_between_windows_goes_on_bit_for_bit(tmp_path, monkeypatch, moment, compile):
-    if compile and moment != 17:
-        pytest.skip("compiling takes seconds")
     settings = {
         "steps": 30,
         "batch": 7,

@@ -102,6 +102,7 @@ def test_all_ways_of_a_vae_train_to_the_same_bound():
 
 
 @compiles
+@pytest.mark.slow
 def test_a_step_under_torchs_compiler_computes_the_same_bound():
     found = bounds(problem("vae"), [OURS, "lean, torch.compile"], steps=0, epochs=1)
     assert set(found) == {OURS, "lean, torch.compile"}
@@ -449,6 +450,7 @@ def test_lines_of_code_are_those_without_comments_and_docstrings():
     assert passes.lines_of_code(documented) == 6
 
 
+@pytest.mark.slow
 def test_a_quick_run_says_what_each_pass_earns_and_costs(tmp_path, capsys):
     file = tmp_path / "passes-cpu.json"
     models = ["--models", "vae", "vrnn"]
@@ -480,6 +482,7 @@ def test_every_private_api_is_taken_away():
     assert set(fallbacks.MISSING) == found - operations - of_several_models | others
 
 
+@pytest.mark.slow
 def test_a_quick_run_says_what_is_slower_without_a_private_api(tmp_path, capsys):
     file = tmp_path / "fallbacks-cpu.json"
     fallbacks.main(["--quick", "--modes", "recorded", "--device", "cpu", "--json", str(file)])
@@ -584,6 +587,7 @@ def test_particles_are_tighter_than_importance_weights(capsys):
     assert capsys.readouterr().out.count("±") == 12
 
 
+@pytest.mark.slow
 def test_a_quick_run_over_long_sequences_prints_slopes(tmp_path, capsys):
     long_sequences.main(["--quick", "--json", str(tmp_path / "long.json")])
     rows = json.loads((tmp_path / "long.json").read_text())

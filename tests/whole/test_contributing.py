@@ -123,6 +123,7 @@ def follow(tree: Path, text: str) -> list[Step]:
     return [step for step in found if step.verb == "run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_can_be_followed(title: str, tmp_path: Path) -> None:
     tree = copy(tmp_path)

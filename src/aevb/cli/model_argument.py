@@ -178,12 +178,12 @@ def use_code(text: str | None) -> None:
     models by their declarations. A function that returns a model is called if it is named,
     ``file.py:name``.
     """
-    from aevb.declare.serialization import offer
-    from aevb.model import Model
-
     _code.set(text)
     if text is None:
         return
+    from aevb.declare.serialization import offer
+    from aevb.model import Model
+
     path, colon, name = text.rpartition(":")
     if not (colon and path.endswith(".py")):
         path, name = text, ""

@@ -77,7 +77,7 @@ class SettingsOptions(TypedDict, total=False):
     schedule: Schedule
     """joint (AEVB), alternate (E-steps of q, M-steps of p), em (exact EM) or mle (exact evidence).
 
-    Default: the model's usual schedule (mle() or em() for series of the zoo), otherwise joint().
+    Default: joint().
     """
     how: Mapping[str, str]
     """How to take the expectation over each latent, by latent; overrides the plan's choice.
