@@ -1,6 +1,7 @@
 """Runs of models with networks and families of the user: --code names their file."""
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 
 from aevb.cli import main
 from aevb.declare import serialization
-from aevb.page.server.workers import Job, Worker
+from aevb.page.server.workers import Job, JobError, Worker
 
 MODELS = """
 from dataclasses import dataclass
@@ -121,18 +122,23 @@ def test_the_processes_of_a_page_read_the_file_too(run, monkeypatch, tmp_path):
     monkeypatch.setattr("aevb.page.server.listening.listen", lambda _, socket, *__: socket.close())
     for before in ((), ("--code", "models.py")):
         assert run(*before, "serve", "run", "--port", "0")[0] == 0
-    job = Job("aevb.cli.page_subjects:section_json", (tmp_path / "run", "map"))
+    job = Job(
+        "aevb.cli.page_subjects:decode_json", (tmp_path / "run", {"values": {"z": [[0.5, -1]]}})
+    )
 
     async def answered(functions):
         worker = Worker("test", idle=False, names=[], prepare=functions.prepare)
         try:
             return (await worker.run(job)).text.decode()
+        except JobError as error:
+            return str(error)
         finally:
             await worker.close()
 
     without, with_file = (asyncio.run(answered(functions)) for functions in served)
     assert "has a network of your own in q(z|x)" in without
-    assert "has a network of your own" not in with_file
+    assert "x" in json.dumps(json.loads(with_file))
+    assert "network" not in with_file
 
 
 @pytest.mark.parametrize(
