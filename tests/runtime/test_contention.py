@@ -124,6 +124,27 @@ def test_teams_are_released_when_nobody_is_inside_any_more(policy, monkeypatch):
 
 
 @linux
+def test_nothing_is_measured_before_torch_is_loaded(monkeypatch):
+    """A process that never loads torch, such as the server of pages, pays nothing for it."""
+    measured = []
+    monkeypatch.setattr(contention, "UNLOADED", 0.01)
+    monkeypatch.setattr(contention, "waited", lambda: measured.append(sys.modules["torch"]) or {})
+    left, loaded = threading.Event(), sys.modules["torch"]
+    follower = threading.Thread(target=contention._follow, args=(left, Policy()))
+    with monkeypatch.context() as unloaded:
+        unloaded.delitem(sys.modules, "torch")
+        follower.start()
+        time.sleep(0.1)
+        assert not measured
+    end = time.perf_counter() + 10
+    while len(measured) < 2 and time.perf_counter() < end:
+        time.sleep(0.01)
+    left.set()
+    follower.join(10)
+    assert measured[:2] == [loaded, loaded]
+
+
+@linux
 def test_a_run_watches_for_contention_and_changes_no_setting():
     seen, before = [], torch.get_num_threads()
     x = (torch.rand(40, 6) < 0.5).float()

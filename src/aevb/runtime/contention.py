@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from threading import Event, Lock, Thread
 FIRST = 0.02  # seconds until the first measurement
 PERIOD = 0.1  # seconds between two measurements
 ALL = 0.93  # a process that used this share of the cores' time counts as having used all of it
+UNLOADED = 1.0  # seconds between two looks whether torch is loaded
 LINGER = 1.0  # seconds that teams are held after the last context: another one may follow
 COST = 500  # the pause between two measurements is at least COST times the time of one
 # Threads that do not spin take about twice as long for small operations on free cores, and a fifth
@@ -96,6 +98,9 @@ watch = Watch()
 
 def _follow(left: Event, policy: Policy) -> None:
     """Measure contention, and hold or release teams, until ``left`` is set."""
+    while "torch" not in sys.modules:  # there are no OpenMP threads
+        if left.wait(UNLOADED):
+            return
     policy.begin()
     before, began, used, pause = waited(), time.perf_counter(), time.process_time(), FIRST
     while not left.wait(pause):

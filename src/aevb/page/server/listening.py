@@ -134,6 +134,13 @@ class Server(uvicorn.Server):
         if self.tell is not None:
             self.tell()
 
+    async def main_loop(self) -> None:
+        """Wait for the end. uvicorn looks ten times a second, which a run that trains would pay."""
+        ticks = 0  # tenths of a second, as on_tick counts them
+        while not await self.on_tick(ticks):
+            await asyncio.sleep(0.5)
+            ticks += 5
+
 
 def listen(
     app: ASGIApp, listener: socket.socket, started: Callable[[], None], end: Callable[[], object]

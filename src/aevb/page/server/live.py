@@ -1,7 +1,7 @@
 """The runs of a server: their parts, computed once for each checkpoint, and their news.
 
 While a run trains, its parts are computed again for new checkpoints only as far as that takes at
-most 0.5 % of one core.
+most a third of a percent of one core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIVE_PARTS = (SUMMARY, MAP)  # those that are computed while a run trains
 POLL = 0.5  # seconds between two looks at the histories of runs
 LOOK = 2.0  # seconds between two looks at the states of runs
 HEARTBEAT = 15.0  # seconds of silence after which a client gets a comment
-PAUSE = 200.0  # seconds to wait after an update while training, for each second of CPU time it took
+PAUSE = 300.0  # seconds to wait after an update while training, for each second of CPU time it took
 MOST_CLIENTS = 100
 MOST_EVENTS = 500  # events that wait for a slow client; then its stream ends, and it may come back
 DECODE_TIMEOUT = 20.0
