@@ -16,12 +16,14 @@ above: 1 is proportional to T.
 
 The ways: `eager`, steps run as they are written; `recorded`, as in long runs without compile=True;
 `compiled`, compile=True; `window`, eager steps of fit(window=128); `checkpoint`, eager steps of
-fit(checkpoint_time=128).
+fit(checkpoint_time=128); `hand`, the same model and step written in torch with its own LSTM (cuDNN
+on a GPU), for the model `encoder` alone, whose recurrences read data.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import resource
@@ -34,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 LENGTHS = (32, 128, 512, 2048, 8192)
-WAYS = ("eager", "recorded", "compiled", "window", "checkpoint")
+WAYS = ("eager", "recorded", "compiled", "window", "checkpoint", "hand")
 MODELS = ("vrnn", "dmm", "lgssm", "encoder")
 BATCH, PIECE = 16, 128
 
@@ -134,6 +136,73 @@ def measure(name: str, way: str, length: int, device: str, count: int) -> dict[s
     }
 
 
+def encoder_by_hand() -> Any:
+    """The model `encoder` as one writes it in torch: a module that returns its negative ELBO."""
+    import torch
+    from torch import nn
+    from torch.distributions import Normal, kl_divergence
+    from torch.nn.functional import pad, softplus
+
+    class Gaussian(nn.Linear):
+        """A Normal whose mean and scale are linear in the parents."""
+
+        def __init__(self, parents: int, size: int) -> None:
+            super().__init__(parents, 2 * size)
+
+        def forward(self, *parents: torch.Tensor) -> Any:
+            mean, scale = super().forward(torch.cat(parents, -1)).chunk(2, -1)
+            return Normal(mean, softplus(scale) + 1e-5, validate_args=False)
+
+    class Encoder(nn.Module):
+        def __init__(self, h: int = 64, x: int = 8, z: int = 4) -> None:
+            super().__init__()
+            self.forth, self.back = (nn.LSTM(x, h, batch_first=True) for _ in range(2))
+            self.prior, self.posterior = Gaussian(h, z), Gaussian(2 * h, z)
+            self.likelihood = Gaussian(h + z, x)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h, _ = self.forth(pad(x[:, :-1], (0, 0, 1, 0)))
+            b = self.back(x.flip(1))[0].flip(1)
+            q, p = self.posterior(h, b), self.prior(h)
+            z = q.rsample()
+            found: torch.Tensor = (
+                self.likelihood(h, z).log_prob(x).sum() - kl_divergence(q, p).sum()
+            )
+            return -found / len(x)
+
+    return Encoder()
+
+
+def measure_by_hand(length: int, device: str, count: int) -> dict[str, float]:
+    """Train the model `encoder` by hand, with Adam."""
+    import torch
+
+    torch.manual_seed(0)
+    model = encoder_by_hand().to(device)
+    optimiser = torch.optim.Adam(model.parameters(), fused=True)
+    x = torch.randn(BATCH, length, 8, generator=torch.Generator().manual_seed(0)).cumsum(1) / 8
+    x = x.to(device)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        model(x).backward()
+        optimiser.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    watch, ends = Watch(device), [time.perf_counter()]
+    for _ in range(count + 2):
+        step()
+        ends.append(time.perf_counter())
+    each = [b - a for a, b in itertools.pairwise(ends)]
+    return {
+        "first": each[0],
+        "compile": 0.0,
+        "step": statistics.median(each[-count:]),
+        "memory": watch.peak() / 2**20,
+    }
+
+
 class Watch:
     """The most memory used since the start: of this process, or of a GPU."""
 
@@ -184,7 +253,11 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.one:
         name, way, length = given.one
-        print(json.dumps(measure(name, way, int(length), given.device, given.count)))
+        if way == "hand":
+            found = measure_by_hand(int(length), given.device, given.count)
+        else:
+            found = measure(name, way, int(length), given.device, given.count)
+        print(json.dumps(found))
         return
     if given.quick:
         given.steps, given.models, given.ways = [4, 8], ["vrnn"], ["recorded"]
@@ -193,6 +266,8 @@ def main(arguments: list[str] | None = None) -> None:
     print("  ".join(f"{title:>10}" for title in titles), flush=True)
     for name in given.models:
         for way in given.ways:
+            if way == "hand" and name != "encoder":
+                continue
             before: dict[str, Any] | None = None
             for length in given.steps:
                 row = {"model": name, "way": way, "T": length} | _one(name, way, length, given)

@@ -587,6 +587,14 @@ def test_particles_are_tighter_than_importance_weights(capsys):
     assert capsys.readouterr().out.count("±") == 12
 
 
+def test_the_encoder_by_hand_has_the_parameters_of_the_model_that_is_measured():
+    hand, model = long_sequences.encoder_by_hand(), long_sequences.model_of("encoder")
+    sizes = [sum(one.numel() for one in each.parameters()) for each in (hand, model)]
+    assert sizes[0] == sizes[1]
+    x = torch.randn(3, 7, 8)
+    assert torch.isfinite(hand(x))
+
+
 @pytest.mark.slow
 def test_a_quick_run_over_long_sequences_prints_slopes(tmp_path, capsys):
     long_sequences.main(["--quick", "--json", str(tmp_path / "long.json")])
