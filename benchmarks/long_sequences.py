@@ -1,11 +1,12 @@
 """Measure how the cost of training grows with the length of the sequences.
 
 python benchmarks/long_sequences.py
-python benchmarks/long_sequences.py --device cuda --json docs/figures/long-sequences.json
+python benchmarks/long_sequences.py --device cuda --json docs/figures/long-cuda.json
 python benchmarks/long_sequences.py --models vrnn --steps 32 128 --ways eager
 python benchmarks/long_sequences.py --quick
 
-Every measurement is a process of its own, which calls `fit` and times its steps. A process that
+Every measurement on a CPU is a process of its own, which calls `fit` and times its steps. On a GPU,
+where torch counts the memory, one process measures all lengths of a model and a way. A process that
 takes longer than `--limit` seconds is stopped, and longer sequences of the same kind are skipped.
 
 The columns: `first`, the seconds until the first step is done, from the call of fit on; `compile`,
@@ -30,10 +31,14 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from timing import where
 
 LENGTHS = (32, 128, 512, 2048, 8192)
 WAYS = ("eager", "recorded", "compiled", "window", "checkpoint", "hand")
@@ -102,7 +107,6 @@ def measure(name: str, way: str, length: int, device: str, count: int) -> dict[s
         model, {"x": x[:2, :4]}, steps=1, batch=2, progress=False, compile=False, log_every=1
     )  # imports and libraries
     advance = GradientSteps.advance
-    began_at: list[float] = []
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> None:
         advance(self, *args, **kwargs)
@@ -123,8 +127,10 @@ def measure(name: str, way: str, length: int, device: str, count: int) -> dict[s
     else:
         GradientSteps.advance = timed  # type: ignore[method-assign]
         began = time.perf_counter()
-        began_at.append(began)
-        aevb.fit(model, {"x": x}, steps=steps, batch=BATCH, progress=False, **settings)
+        try:
+            aevb.fit(model, {"x": x}, steps=steps, batch=BATCH, progress=False, **settings)
+        finally:
+            GradientSteps.advance = advance  # type: ignore[method-assign]
     each = [b - a for a, b in zip([began, *ends], ends, strict=False)]
     later = statistics.median(each[-count:])
     slowest = max(each[1:-count], default=later)
@@ -249,15 +255,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds per process")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--quick", action="store_true", help="tiny lengths, to see that it runs")
-    parser.add_argument("--one", nargs=3, metavar=("MODEL", "WAY", "T"), help=argparse.SUPPRESS)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.one:
-        name, way, length = given.one
-        if way == "hand":
-            found = measure_by_hand(int(length), given.device, given.count)
-        else:
-            found = measure(name, way, int(length), given.device, given.count)
-        print(json.dumps(found))
+    if given.here:
+        (name,), (way,) = given.models, given.ways
+        for length in given.steps:
+            if way == "hand":
+                found = measure_by_hand(length, given.device, given.count)
+            else:
+                found = measure(name, way, length, given.device, given.count)
+            print(json.dumps(found), flush=True)
         return
     if given.quick:
         given.steps, given.models, given.ways = [4, 8], ["vrnn"], ["recorded"]
@@ -269,29 +276,47 @@ def main(arguments: list[str] | None = None) -> None:
             if way == "hand" and name != "encoder":
                 continue
             before: dict[str, Any] | None = None
-            for length in given.steps:
-                row = {"model": name, "way": way, "T": length} | _one(name, way, length, given)
+            for length, found in _measured(name, way, given):
+                row = {"model": name, "way": way, "T": length} | found
                 rows.append(row)
                 print(_line(row, before), flush=True)
-                if "step" not in row:
-                    break
                 before = row
     if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        record = {"on": where(given.device), "rows": rows}
+        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _one(name: str, way: str, length: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure in a process of its own, so that its memory is its own."""
-    command = [sys.executable, __file__, "--one", name, way, str(length)]
-    command += ["--device", given.device, "--count", str(given.count)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=given.limit)
-    except subprocess.TimeoutExpired:
-        return {"why": f"over {given.limit:g} s"}
-    if done.returncode:
-        return {"why": (done.stderr.strip().splitlines() or ["failed"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def _measured(
+    name: str, way: str, given: argparse.Namespace
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each length and its figures, or the reason why there are none, which ends the row."""
+    apart = given.device == "cpu"  # each in a process of its own, so that its memory is its own
+    for lengths in [[one] for one in given.steps] if apart else [given.steps]:
+        found, why = _in_a_process(name, way, lengths, given)
+        yield from zip(lengths, found, strict=False)
+        if why:
+            yield lengths[len(found)], {"why": why}
+            return
+
+
+def _in_a_process(
+    name: str, way: str, lengths: list[int], given: argparse.Namespace
+) -> tuple[list[dict[str, Any]], str]:
+    """Measure these lengths; return the figures, and why some are missing."""
+    command = [sys.executable, __file__, "--here", "--models", name, "--ways", way, "--steps"]
+    command += [*map(str, lengths), "--device", given.device, "--count", str(given.count)]
+    why, limit = "", given.limit * len(lengths)
+    with tempfile.TemporaryFile("w+") as printed:
+        try:
+            done = subprocess.run(
+                command, stdout=printed, stderr=subprocess.PIPE, text=True, timeout=limit
+            )
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or ["failed"])[-1]
+        except subprocess.TimeoutExpired:
+            why = f"over {limit:g} s"
+        printed.seek(0)
+        return [json.loads(line) for line in printed if line.startswith("{")], why
 
 
 def _line(row: dict[str, Any], before: dict[str, Any] | None) -> str:

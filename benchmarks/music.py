@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from timing import where
 
 from aevb import GRU, LSTM, Bernoulli, Deterministic, Model, Normal, Particles, fit, mlp
 from aevb.data.music import COLLECTIONS, KEYS, Pieces, polyphonic
@@ -148,7 +149,7 @@ def run(collection: str, kind: str, bound: str, options: argparse.Namespace) -> 
         clip=5.0,
         bound=bound,
         samples=1 if bound == "elbo" else options.samples,
-        validate_every=max(1, steps // 30),
+        validate_every=max(1, steps // 20),
         kl_warmup=steps // 5 if options.kl_warmup and bound == "elbo" else 0,
         patience=1000,  # keep the best weights
         seed=options.seed,
@@ -175,6 +176,7 @@ def run(collection: str, kind: str, bound: str, options: argparse.Namespace) -> 
         "particles": options.particles,
         "repeats": options.repeats,
         "seed": options.seed,
+        "on": where(options.device),
         **size,
         **judged,
     }

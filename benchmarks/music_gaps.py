@@ -1,12 +1,12 @@
 """Missing steps of JSB chorales: a VRNN trained on pieces with gaps, against filling the gaps.
 
-    AEVB_DATA=… python benchmarks/music_gaps.py                 # small: minutes on two cores
-    AEVB_DATA=… python benchmarks/music_gaps.py --full --device cuda
+    AEVB_DATA=… python benchmarks/music_gaps.py                       # small: minutes on two cores
+    AEVB_DATA=… python benchmarks/music_gaps.py --full --device cuda --json gaps.json
 
-30 % of the steps of every piece are removed at random. Three models of one kind are trained: on the
-pieces with gaps (missing steps are drawn from p; the gradient of these draws is that of the score
-function, or it is left out: "detached"), on the same pieces with the last value carried into the
-gaps, and on the complete pieces, which is a reference that the others do not have.
+30 % of the steps of every piece are removed at random. Three models of one kind are trained with
+the bound of particles: on the pieces with gaps (missing steps are drawn from p), on the same pieces
+with the last value carried into the gaps, and on the complete pieces, which is a reference that the
+others do not have. The training pieces are transposed by up to --transpose semitones.
 
 Printed is the log probability of the removed steps of the test pieces, in nats per removed step:
 
@@ -22,11 +22,15 @@ to flips whose two probabilities are fitted to the known neighbours of the train
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from music import transposed
+from timing import where
 
 from aevb import LSTM, Bernoulli, Model, Normal, fit, mlp
 from aevb.data.music import Pieces, polyphonic
@@ -192,19 +196,26 @@ def trained(
         model,
         {"x": x, "lengths": counts},
         validation={"x": other, "lengths": others},
-        epochs=chosen.epochs,
+        steps=chosen.steps,
         batch=chosen.batch,
         lr=chosen.lr,
         clip=5.0,
+        bound="particles",
         samples=chosen.samples,
-        how={"x": "detached"} if name.endswith("detached") else {},
-        patience=chosen.patience,
+        validate_every=max(1, chosen.steps // 20),
+        patience=1000,  # keep the best weights
         seed=chosen.seed,
         progress=False,
     )
     minutes = (time.perf_counter() - began) / 60
-    print(f"{name}: {run.history['epoch'][-1]:.0f} epochs, {minutes:.1f} min", flush=True)
+    best = run.best
+    print(f"{name}: best step {best and best[0]} of {chosen.steps}, {minutes:.1f} min", flush=True)
     return model
+
+
+def line(name: str, *scores: tuple[float, float] | None) -> str:
+    cells = ["" if one is None else f"{one[0]:.3f} ± {one[1]:.3f}" for one in scores]
+    return f"{name:<34}" + "".join(f"{cell:>20}" for cell in cells)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -213,47 +224,44 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help='one of the lines, such as "trained on gaps"')
-    for name, kind in (
-        ("hidden", int),
-        ("latent", int),
-        ("epochs", int),
-        ("batch", int),
-        ("segment", int),
-        ("samples", int),
-        ("particles", int),
-        ("pieces", int),
-        ("patience", int),
-        ("lr", float),
-    ):
-        parser.add_argument(f"--{name}", type=kind)
-    small = {"hidden": 64, "latent": 8, "epochs": 30, "batch": 100, "segment": 25, "samples": 4}
-    small |= {"particles": 16, "pieces": 10, "patience": 15, "lr": 4e-3}
-    full = {"hidden": 256, "latent": 32, "epochs": 300, "batch": 100, "segment": 40, "samples": 8}
-    full |= {"particles": 500, "pieces": 77, "patience": 30, "lr": 1e-3}
+    parser.add_argument("--json", type=Path, help="write the scores and settings to this file")
+    small = {"hidden": 64, "latent": 8, "steps": 600, "batch": 32, "segment": 25, "samples": 4}
+    small |= {"particles": 16, "pieces": 10, "transpose": 0}
+    full = {"hidden": 128, "latent": 32, "steps": 4000, "batch": 32, "segment": 64, "samples": 16}
+    full |= {"particles": 64, "pieces": 77, "transpose": 6}
+    for name in small:
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--lr", type=float, default=1e-3)
     chosen = parser.parse_args(arguments)
     for name, value in (full if chosen.full else small).items():
         if getattr(chosen, name) is None:
             setattr(chosen, name, value)
 
-    train, valid, test = (
-        remove(pieces, seed=chosen.seed + i) for i, pieces in enumerate(polyphonic("jsb-chorales"))
-    )
+    complete = list(polyphonic("jsb-chorales"))
+    complete[0] = transposed(complete[0], chosen.transpose)
+    train, valid, test = (remove(pieces, seed=chosen.seed + i) for i, pieces in enumerate(complete))
     test = Gappy(*(part[: chosen.pieces] for part in test))
     print(
         f"JSB chorales, {len(test.x)} test pieces, {test.removed.sum()} of {test.lengths.sum()} "
         f"steps removed; {vars(chosen)}"
     )
     print(f"{'nats per removed step':<34}{'given the past':>20}{'given the rest':>20}")
-    flips = Flips(train)
-    print(
-        f"{'carried value, fitted flips':<34}{flips.score(test, rest=False):>20.3f}"
-        f"{flips.score(test, rest=True):>20.3f}",
-        flush=True,
+    flips, found = Flips(train), []
+    settings = {key: value for key, value in vars(chosen).items() if key not in ("json", "only")}
+    settings["on"] = where(chosen.device)
+
+    def scored(name: str, *scores: tuple[float, float] | None, **more: Any) -> None:
+        print(line(name, *scores), flush=True)
+        found.append({"name": name, "past": scores[0], "rest": scores[1], **more})
+        if chosen.json:
+            chosen.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+    scored(
+        "carried value", (flips.score(test, rest=False), 0.0), (flips.score(test, rest=True), 0.0)
     )
     lengths = [train.lengths, valid.lengths]
     kinds = {
         "trained on gaps": (train.with_gaps(), valid.with_gaps()),
-        "trained on gaps, detached": (train.with_gaps(), valid.with_gaps()),
         "trained on filled gaps": (train.carried(), valid.carried()),
         "trained on complete pieces": (train.x, valid.x),
     }
@@ -263,13 +271,10 @@ def main(arguments: list[str] | None = None) -> None:
         model = trained(chosen, name, x, other, lengths)
         past = score_given_past(model, test, test.with_gaps(), chosen.particles)
         rest = score_given_rest(model, test, chosen.particles)
-        print(
-            f"{name:<34}{past[0]:>12.3f} ± {past[1]:.3f}{rest[0]:>12.3f} ± {rest[1]:.3f}",
-            flush=True,
-        )
-        if not name.startswith("trained on gaps"):
+        scored(name, past, rest, **settings)
+        if name != "trained on gaps":
             past = score_given_past(model, test, test.carried(), chosen.particles)
-            print(f"{'  past filled':<34}{past[0]:>12.3f} ± {past[1]:.3f}{'':>20}", flush=True)
+            scored(f"{name}, past filled", past, None, **settings)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Write the measured numbers into docs/performance.md.
+"""Write the measured numbers into the tables of pages of the documentation.
 
-No number of speed in its tables is typed by hand.
+No number between the marks of a page is typed by hand.
 
 python benchmarks/tables.py             # fill the tables from docs/figures/FILE.json
 python benchmarks/tables.py --check     # exit with 1 if the page differs from the files
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -26,10 +27,11 @@ from passes import notes_of as pass_notes
 from passes import rows_of as pass_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (DOCS / "performance.md",)
+PAGES = (DOCS / "performance.md", DOCS / "results.md", DOCS / "howto" / "long_sequences.md")
 MARKED = re.compile(
     r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
+BOUNDS = {"elbo": "ELBO", "iwae": "importance weights", "particles": "particles"}
 MODELS = {
     "vae": "VAE, Bernoulli, 784-500-500-20",
     "vae-tutorial": "the tutorial's VAE: continuous Bernoulli, dropout 0.1, "
@@ -238,6 +240,80 @@ def compile_choices(record: dict[str, Any], figures: Path) -> str:
     return f"{_where(record)}; one round; {_versions(record)}.\n\n" + _table(CHOICE_HEAD, rows)
 
 
+def music(rows: Sequence[dict[str, Any]], figures: Path) -> str:
+    """Render log p of models of polyphonic music, in nats per step."""
+    head = (
+        "collection, bound",
+        "test log p",
+        "validation",
+        "K",
+        "steps, best",
+        "units, latent",
+        "dropout",
+        "minutes",
+    )
+    lines = [
+        (
+            f"{row['collection']}, {BOUNDS[row['bound']]}",
+            f"{_signed(row['log p'])} ± {row['stderr']:.4f}",
+            _signed(row["best validation"]),
+            str(row["samples"]),
+            f"{row['steps']:,}, {row['best step']:,}",
+            f"{row['h']}, {row['z']}",
+            str(row["dropout"]),
+            f"{row['training minutes']:.1f}",
+        )
+        for row in rows
+    ]
+    return _table(head, lines)
+
+
+def gaps(rows: Sequence[dict[str, Any]], figures: Path) -> str:
+    """Render log p of removed steps, in nats per removed step."""
+
+    def cell(score: Sequence[float] | None) -> str:
+        if score is None:
+            return "–"
+        return _signed(score[0], 3) + (f" ± {score[1]:.3f}" if score[1] else "")
+
+    head = ("nats per removed step", "given the past", "given the rest", "steps of training")
+    return _table(
+        head,
+        [
+            (row["name"], cell(row["past"]), cell(row["rest"]), f"{row.get('steps', '–')}")
+            for row in rows
+        ],
+    )
+
+
+def long(record: dict[str, Any], figures: Path) -> str:
+    """Render the cost of training against the length of the sequences."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        found.setdefault((row["model"], row["way"]), []).append(row)
+    head = ("model, way", "T", "first step, s", "compile, s", "step, s", "memory, MiB", "slope")
+    lines = []
+    for (model, way), rows in found.items():
+        for before, row in zip([None, *rows], rows, strict=False):
+            name = f"{model}, {way}"
+            if "step" not in row:
+                lines.append((name, f"{row['T']:,}", row["why"], *[""] * 4))
+                continue
+            slope = ""
+            if before is not None:
+                ratio = math.log(row["step"] / before["step"])
+                slope = f"{ratio / math.log(row['T'] / before['T']):.2f}"
+            numbers = [_number(row[key]) for key in ("first", "compile", "step")]
+            lines.append(
+                (name, f"{row['T']:,}", *numbers, f"{max(0.0, row['memory']):,.0f}", slope)
+            )
+    return f"{record['on']}.\n\n" + _table(head, lines)
+
+
+def _signed(value: float, digits: int = 4) -> str:
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
 def summary(records: Sequence[dict[str, Any]]) -> str:
     """Render, per machine and model, the tutorial's loop and a compiled fit in full precision."""
     rows = []
@@ -265,7 +341,10 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
-RENDERERS: dict[str, Callable[[dict[str, Any], Path], str]] = {
+RENDERERS: dict[str, Callable[[Any, Path], str]] = {
+    "music": music,
+    "gaps": gaps,
+    "long": long,
     "steps": steps,
     "fits": fits,
     "scaling": scaling,

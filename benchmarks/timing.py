@@ -108,6 +108,13 @@ def machine(
     }
 
 
+def where(device: str) -> str:
+    """Name the processor, or the GPU, and the version of torch."""
+    found = machine(device, ())
+    cores = "" if device == "cuda" else f", {found['cores']} cores"
+    return f"{found['device']}{cores}, torch {found['versions']['torch'].partition('+')[0]}"
+
+
 def keep(path: Path, device: str, models: Mapping[str, Any]) -> None:
     """Write the measurements of some models.
 
