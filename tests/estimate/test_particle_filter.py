@@ -1,4 +1,4 @@
-"""The particle filter: gaps, continuation past the data, recorded lines, resampling."""
+"""The particle filter: gaps, recorded lines, resampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aevb import (
     linear,
     mlp,
 )
-from aevb.estimate.continuation import completed, continued
+from aevb.estimate.batch import completed
 from aevb.estimate.particle_filter import ParticleFilter
 from aevb.estimate.resampling import effective_sample_size, multinomial, normalised, systematic
 from aevb.evidence import Particles
@@ -160,106 +160,9 @@ def test_gaps_that_no_filter_can_draw_are_refused(gappy):
         shared.log_evidence(x=x, y=torch.zeros(4, 6, 1), method="particles")
 
 
-# Continuation -------------------------------------------------------------------------------------
-
-
-def run(model: Model, batch: dict, k: int, *, past=None, seed: int = 0, record=("z", "x")):
+def run(model: Model, batch: dict, k: int, *, seed: int = 0, record=("z", "x")):
     with model._evaluating(seed):
-        return ParticleFilter.of(model, batch, k, past=past).run(record)
-
-
-def test_a_filter_continues_with_draws_of_p():
-    """Moments of the steps to come, of rows that end at different steps, against the Gaussian."""
-    model, lengths, ahead, k = autoregression(), [5, 3], 3, 20_000
-    x = model.sample(2, steps=5, seed=1)["x"]
-    x[0, 1] = NAN
-    batch = model.prepare(x=x, lengths=lengths, gaps=True)
-    whole, past = continued(model.graph, batch, ahead)
-    assert past.sum(0).flatten().tolist() == lengths
-    before = run(model, batch, 200)
-    found = run(model, whole, k, past=past)
-    joint = covariance(model, 8)
-    for row, length in enumerate(lengths):
-        known = np.zeros((8, 3), bool)
-        known[:length, 1:] = ~np.isnan(x[row, :length].numpy())
-        known, there = known.reshape(-1), slice(3 * length, 3 * (length + ahead))
-        y = x[row, :length].numpy()
-        gain = joint[there][:, known] @ np.linalg.inv(joint[np.ix_(known, known)])
-        mean = gain @ y[~np.isnan(y)]
-        spread = np.diag(joint[there, there] - gain @ joint[known][:, there]) ** 0.5
-        both = torch.cat([found.history["z"], found.history["x"]], -1)
-        draws = both[length : length + ahead, :, 0, row].movedim(1, 0).flatten(1)
-        weights = found.log_weights[:, row].exp()
-        ess = float(1 / weights.square().sum())
-        assert ess > k / 10
-        ours = weights @ draws
-        # 9 moments of two rows within 4.5 standard errors: one seed in 8,000 fails
-        assert (np.abs(ours.numpy() - mean) < 4.5 * spread / ess**0.5).all()
-        sd = (weights @ (draws - ours).square()).sqrt().numpy()
-        assert (np.abs(sd / spread - 1) < 4.5 / ess**0.5).all()
-    # No step after the past has a weight.
-    assert (found.increments[5:] == 0).all()
-    assert (found.increments[3:, 1] == 0).all()
-    assert (found.value - before.value).abs().max() < 0.3
-
-
-def test_known_values_of_the_future_have_a_weight():
-    model, k = autoregression(), 4000
-    x = model.sample(1, steps=6, seed=1)["x"]
-    batch = model.prepare(x=x[:, :4])
-    later = x[:, 4:].transpose(0, 1)
-    whole, past = continued(model.graph, batch, 2, {"x": later})
-    found = run(model, whole, k, past=past)
-    exact = exact_with_gaps(model, x) - exact_with_gaps(model, x[:, :4])
-    assert (found.increments[4:].sum(0) - exact).abs() < 0.1
-
-
-def test_given_inputs_of_the_future():
-    """p and q read an input; beyond each row's end it is that row's own future input."""
-    model = build(
-        {
-            "z[t] | z[t-1], u[t]": Normal(1, net=linear(), scale=1e-3),
-            "x[t] | z[t]": Normal(1, net=linear(), scale=1e-3),
-        },
-        {"b[t] | b[t+1], x[t]": LSTM(3), "z[t] | z[t-1], b[t], u[t]": Normal(net=linear())},
-        given={"u": 1},
-    )
-    drawn = model.sample(2, steps=6, u=torch.randn(2, 6, 1, dtype=torch.float64), seed=0)
-    u = torch.randn(2, 6, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    batch = model.prepare(x=drawn["x"][:, :4], u=u[:, :4], lengths=[4, 2])
-    future = torch.stack([u[0, 4:6], u[1, 2:4]], 1)
-    whole, past = continued(model.graph, batch, 2, {"u": future})
-    assert torch.equal(whole["u"][:6, 0], u[0])
-    assert torch.equal(whole["u"][:4, 1], u[1, :4])
-    assert (whole["u"][4:, 1] == 0).all()
-    found = run(model, whole, 50, past=past)
-    z = found.history["z"][:, :, 0, :, 0]
-    weights = model.factors["p(z[t]|z[t-1], u[t])"].net.blocks.weights
-    a, b = (weights[name].item() for name in ("z[t-1]", "u[t]"))
-    bias = model.factors["p(z[t]|z[t-1], u[t])"].net.blocks.bias[0].item()
-    for row, length in enumerate((4, 2)):
-        for t in (length, length + 1):
-            source = z[t - 1, :, row]
-            if found.ancestors is not None:
-                source = source.gather(0, found.ancestors[t - 1, :, row])
-            expected = a * source + b * whole["u"][t, row, 0] + bias
-            assert (z[t, :, row] - expected).abs().max() < 0.01
-    with pytest.raises(ValueError, match="u is given at every step: pass its values"):
-        continued(model.graph, batch, 2)
-
-
-def test_the_continuation_does_not_change_the_past():
-    """A backward recurrence of q reads the data of the past only."""
-    model = build(
-        {"z[t] | z[t-1]": Normal(2), "x[t] | z[t]": Normal(2)},
-        {"b[t] | b[t+1], x[t]": LSTM(4), "z[t] | z[t-1], b[t]": Normal()},
-    )
-    x = model.sample(3, steps=5, seed=0)["x"]
-    batch = model.prepare(x=x, lengths=[5, 2, 4])
-    whole, past = continued(model.graph, batch, 3)
-    alone, both = run(model, batch, 30, record=("z",)), run(model, whole, 30, past=past)
-    assert torch.equal(alone.history["z"][0], both.history["z"][0])
-    torch.testing.assert_close(alone.increments[0], both.increments[0])
+        return ParticleFilter.of(model, batch, k).run(record)
 
 
 def test_a_model_that_runs_backward_has_no_filter():
@@ -357,4 +260,3 @@ def test_what_p_must_draw(gappy):
     batch = model.prepare(x=x, gaps=True)
     assert completed(model.graph, batch) == {"x"}
     assert completed(model.graph, model.prepare(x=x[3:])) == frozenset()
-    assert completed(model.graph, model.prepare(x=x[3:]), ahead=True) == {"x"}

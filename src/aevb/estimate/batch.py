@@ -239,6 +239,13 @@ def _padded(name: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[int]]:
     return whole, lengths
 
 
+def completed(graph: Graph, batch: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the observed variables whose missing entries must be drawn from p: p reads them."""
+    return frozenset(
+        name for name in graph.observed if mask_of(name) in batch and graph.is_read_by_p(name)
+    )
+
+
 def split_latents(
     graph: Graph, batch: Mapping[str, Tensor]
 ) -> tuple[frozenset[str], frozenset[str]]:

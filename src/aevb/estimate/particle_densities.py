@@ -47,7 +47,7 @@ class AllSteps:
     def terms(self, values: ParticleValues) -> Terms:
         """The terms of variables with a time axis, [K or 1, T, N or 1, 1]."""
         graph, plan, batch = values.graph, values.plan, values.batch
-        outside = values.programs["p"]
+        outside = values.program
         program = Program(
             graph,
             values.factors,
@@ -60,10 +60,10 @@ class AllSteps:
         program.values |= outside.values
         program.values |= {name: join(parts) for name, parts in self.now.items()}
         program.raws = {
-            entry.id: values.programs["q"].raws[entry.id]
+            entry.id: values.program.raws[entry.id]
             for name in plan.choices
             for entry in graph.q[name].values()
-            if entry.id in values.programs["q"].raws
+            if entry.id in values.program.raws
         } | {entry_id: self._joined(parts) for entry_id, parts in self.raws.items()}
         self.lagged = {name: join(parts) for name, parts in self.before.items()}
         found: Terms = {}

@@ -19,8 +19,7 @@ from aevb.derive.dependence import S
 from aevb.derive.filtering import why_not_filtered
 from aevb.derive.noise_names import RESAMPLING
 from aevb.derive.plan import Plan, derive
-from aevb.estimate.batch import split_latents
-from aevb.estimate.continuation import completed
+from aevb.estimate.batch import completed, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.metric_names import latent_of
 from aevb.estimate.particle_reading import State
@@ -110,9 +109,6 @@ class ParticleFilter:
       past, for instance), the plan must list it as ``completed``: its missing entries are then
       drawn from p for every particle, given the known entries of the step. q reads them as zeros.
     - *Known latents* (a mask in the batch) keep their values and add log p to the weight.
-    - *Continuation*: ``past`` is a mask [T, N, 1] of the steps that lie in the past. At all later
-      steps p draws the latents instead of q, so that only known entries have a weight. The batch
-      then covers past and future; :func:`continued` makes both from a batch of the past.
 
     :meth:`of` builds a filter of a model for use after training.
     """
@@ -126,7 +122,6 @@ class ParticleFilter:
         *,
         threshold: float = 0.5,
         particles: int | None = None,
-        past: Tensor | None = None,
         log_weight: Callable[[Terms], Tensor] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -135,10 +130,8 @@ class ParticleFilter:
         ``particles`` is K, by default the samples of the plan. ``dtype`` is that of the weights, by
         default that of the batch.
         """
-        if past is not None and noise is not None:
-            raise ValueError("A filter that continues past the data draws its own noise.")
         self.k = plan.samples if particles is None else particles
-        self.values = ParticleValues(plan, factors, batch, self.k, noise, past)
+        self.values = ParticleValues(plan, factors, batch, self.k, noise)
         self.noise, self.threshold = noise, threshold
         self.log_weight = log_weight or log_weight_of
         self.dtype = dtype or self.values.like.dtype
@@ -152,15 +145,14 @@ class ParticleFilter:
         particles: int,
         *,
         threshold: float = 0.5,
-        past: Tensor | None = None,
     ) -> ParticleFilter:
         """Build a filter that draws every latent from q, with weights in double precision.
 
         Run it inside ``model._evaluating(seed)``, without gradients and dropout. Missing entries
-        that p reads are drawn from p, as are all observed variables after the ``past``.
+        that p reads are drawn from p.
         """
         clamped, partial = split_latents(model.graph, batch)
-        drawn_by_p = completed(model.graph, batch, ahead=past is not None)
+        drawn_by_p = completed(model.graph, batch)
         plan = derive(
             model.graph,
             samples=max(2, particles),
@@ -178,7 +170,6 @@ class ParticleFilter:
             batch,
             threshold=threshold,
             particles=particles,
-            past=past,
             dtype=torch.float64,
         )
 

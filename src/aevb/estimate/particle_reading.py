@@ -16,7 +16,6 @@ from aevb.declare.notation import Ref
 from aevb.derive.axes import TIME, alike, steps_of
 from aevb.derive.dependence import S
 from aevb.derive.plan import Plan
-from aevb.estimate.keys import STEPS
 from aevb.estimate.program import Program
 
 State = tuple[Tensor, ...]
@@ -46,15 +45,14 @@ class StepReader:
         batch: Mapping[str, Tensor],
         count: int,
         noise: Mapping[str, Tensor] | None,
-        past: Tensor | None,
     ) -> None:
         self.plan, self.graph, self.factors, self.batch = plan, plan.graph, factors, batch
-        self.k, self.noise, self.past = count, noise, past
+        self.k, self.noise = count, noise
         self.n = next(iter(batch.values())).shape[-2]
         timed = [name for name in batch if self.graph.timed.get(name)]
         self.steps = batch[timed[0]].shape[TIME] if timed else 1
         self.like = next(value for value in batch.values() if value.is_floating_point())
-        whole = Program(
+        self.program = Program(
             self.graph,
             factors,
             batch,
@@ -62,23 +60,10 @@ class StepReader:
             steps=self.steps,
             q_draws=frozenset(plan.choices),
         )
-        known = {
+        self.program.values |= {
             name: batch[name] for name in (*self.graph.observed, *self.graph.given, *plan.clamped)
         }
-        whole.values |= known
-        self.programs = {"p": whole, "q": whole}
-        if past is not None:  # the data of q end where the past ends
-            before = Program(
-                self.graph,
-                factors,
-                {**batch, STEPS: past},
-                noise=noise,
-                steps=self.steps,
-                q_draws=frozenset(plan.choices),
-            )
-            before.values |= known
-            self.programs["q"] = before
-        self.real = whole.real
+        self.real = self.program.real
         self.nodes = self._compute_outside()
         # The values at the current step (static nodes: their one value), and under ``x[0]`` those
         # of the first step. Recurrent nodes also have a state.
@@ -97,10 +82,7 @@ class StepReader:
             if any(S in self.plan.values[node] for node in stage.nodes):
                 nodes += stage.nodes
                 continue
-            side = "p" if stage.nodes[0] in self.graph.p else "q"
-            self.programs[side].run([stage], lambda *_: torch.zeros(()))
-            for program in self.programs.values():
-                program.values |= {node: self.programs[side].values[node] for node in stage.nodes}
+            self.program.run([stage], lambda *_: torch.zeros(()))
         return nodes
 
     # Distributions and deterministic nodes --------------------------------------------------------
@@ -125,24 +107,23 @@ class StepReader:
         usual = rules["first"] if t == 0 and "first" in rules else rules[self.graph.main(name)]
         found: list[tuple[Entry, Tensor | None]] = [(usual, None)]
         if "last" in rules:
-            found.append((rules["last"], self._is_last(side, t)))
+            found.append((rules["last"], self._is_last(t)))
         return found
 
-    def _is_last(self, side: str, t: int) -> Tensor:
-        return self._slices(f"last step of {side}", self.programs[side].is_last)[t]
+    def _is_last(self, t: int) -> Tensor:
+        return self._slices("last step", self.program.is_last)[t]
 
     def _deterministic(self, name: str, t: int) -> Tensor:
         """A deterministic node's value at a step; a recurrence advances its state."""
-        side = "p" if name in self.graph.p else "q"
-        entries = self.graph.p[name] if side == "p" else self.graph.q[name]
+        entries = self.graph.p[name] if name in self.graph.p else self.graph.q[name]
         rule = entries[self.graph.main(name)]
         factor = self.factors[rule.id]
-        last = self._is_last(side, t) if "last" in entries else None
+        last = self._is_last(t) if "last" in entries else None
         first = entries["first"] if t == 0 and "first" in entries else None
         inside = None  # a node is zero where all its parents lie outside the sequence
         if self.graph.timed[name] and first is None:
             if rule.id not in self._within:
-                self._within[rule.id] = self.programs[side]._inside(rule)
+                self._within[rule.id] = self.program._inside(rule)
             masks = self._within[rule.id]
             inside = None if masks is None else masks.narrow(0, t, 1)
         if isinstance(factor, Recurrence):
@@ -170,13 +151,12 @@ class StepReader:
 
     def _raw(self, entry: Entry, t: int) -> Tensor:
         """The output of a factor's network at a step; computed once if it reads data only."""
-        program = self.programs[entry.side]
         if not self._reads_particles(entry):
-            return self._slices(f"raw {entry.id}", lambda: program.raw(entry))[t]
+            return self._slices(f"raw {entry.id}", lambda: self.program.raw(entry))[t]
         factor = self.factors[entry.id]
         keep = [
             self._slices(f"mask {i} of {entry.id}", lambda mask=mask: mask)[t]  # type: ignore[misc]
-            for i, mask in enumerate(program.keep(entry))
+            for i, mask in enumerate(self.program.keep(entry))
         ]
         return factor.rest(self._first_layer(entry, t), keep)  # type: ignore[operator]
 
@@ -190,9 +170,8 @@ class StepReader:
             if ref.name != own and self._carried_in(entry, ref)
         }
         if entry.id not in self._outer:
-            program = self.programs[entry.side]
             carried = {ref.name for ref in entry.key.parents if self._carried_in(entry, ref)}
-            self._outer[entry.id], _ = program._prepare(entry, carried)
+            self._outer[entry.id], _ = self.program._prepare(entry, carried)
         before = self._outer[entry.id]
         if before is None:
             return factor.first(inner)  # type: ignore[operator]

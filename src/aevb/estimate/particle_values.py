@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from aevb.compiled_step.gradients import weights_fixed
 from aevb.declare.conditionals import Factor
 from aevb.declare.deterministic import Recurrence
-from aevb.declare.evaluation_order import schedule
 from aevb.derive.plan import Plan
 from aevb.estimate import noise as noises
 from aevb.estimate.bound import sample_with_seed
@@ -41,28 +40,15 @@ class ParticleValues(StepReader):
         batch: Mapping[str, Tensor],
         count: int,
         noise: Mapping[str, Tensor] | None,
-        past: Tensor | None,
     ) -> None:
-        super().__init__(plan, factors, batch, count, noise, past)
+        super().__init__(plan, factors, batch, count, noise)
         self.densities: ParticleDensities | None = None  # computes the terms' gradients later
-        self.of_p = self._nodes_of_p() if past is not None else []
         static = [name for name in self.graph.stochastic if not self.graph.timed[name]]
         self.late = [name for name in static if self._reads_steps(name)]
         self.read_later = self._read_later()
 
-    def _nodes_of_p(self) -> list[str]:
-        """The nodes with a time axis that p draws or computes after the past, in p's order."""
-        reads = {
-            name: self.graph.reads("p", name)
-            for name in self.graph.p
-            if self.graph.timed[name] and self._carried(name)
-        }
-        return [node for stage in schedule(reads, "p") for node in stage.nodes]
-
     def _read_later(self) -> set[str]:
         """The values that a later step reads; all other values are computed anew before."""
-        if self.past is not None:  # after the past, nodes of q keep their last values
-            return {*self.graph.timed, *(f"{name}[0]" for name in self.graph.timed)}
         found = {name for name, timed in self.graph.timed.items() if not timed}
         for entry in self.graph.entries():
             # A recurrence reads itself from its state.
@@ -97,13 +83,7 @@ class ParticleValues(StepReader):
         self.before = {name: value for name, value in self.now.items() if name in self.graph.timed}
         now, states = self.now, self.states
         self.now, self.states, self._here = dict(now), dict(states), {}
-        if self.past is None:
-            terms = self._advance("q", t)
-        else:
-            every, some = (bool(part) for part in (self.past[t].all(), self.past[t].any()))
-            terms = self._advance("q", t) if some or t == 0 else {}
-            if not every:
-                terms = self._continued(terms, now, states, t)
+        terms = self._advance(t)
         self._keep_ended(now, states, t)
         if t == 0:
             self.now |= {
@@ -115,15 +95,15 @@ class ParticleValues(StepReader):
         }
         if t == self.steps - 1:
             for name in self.late:
-                self._add_log_p(terms, "q", name, t)
+                self._add_log_p(terms, name, t)
         if self.densities is not None:
             self.densities.add(self, t)
         return terms
 
-    def _advance(self, side: str, t: int) -> Terms:
-        """Compute the nodes of a step; ``side`` says whether q or p draws the latents."""
+    def _advance(self, t: int) -> Terms:
+        """Compute the nodes of a step, and draw the latents from q."""
         terms: Terms = {}
-        for name in self.nodes if side == "q" else self.of_p:
+        for name in self.nodes:
             if not self.graph.timed[name] and t:
                 continue
             if self.graph.is_deterministic(name):
@@ -131,41 +111,12 @@ class ParticleValues(StepReader):
             elif name in self.plan.completed:
                 value = self._complete(name, t)
             else:
-                value, terms[kl_term(name)] = self._draw_latent(side, name, t)
+                value, terms[kl_term(name)] = self._draw_latent(name, t)
             self.now[name] = value.expand(self.k, 1, self.n, -1)
         for name in self.graph.stochastic:
-            if self.graph.timed[name] or (t == 0 and side == "q" and name not in self.late):
-                self._add_log_p(terms, side, name, t)
+            if self.graph.timed[name] or (t == 0 and name not in self.late):
+                self._add_log_p(terms, name, t)
         return terms
-
-    def _continued(
-        self, terms: Terms, now: dict[str, Tensor], states: dict[str, State], t: int
-    ) -> Terms:
-        """Replace the step in rows whose past has ended: there p draws the latents."""
-        assert self.past is not None
-        of_q, states_of_q = self.now, self.states
-        static = {name: of_q[name] for name in of_q if not self.graph.timed.get(name, True)}
-        self.now, self.states, self._here = now | static, dict(states), {}
-        ahead = self._advance("p", t)
-        if not terms:
-            return ahead
-        past = self.past.narrow(0, t, 1)
-        for name, value in of_q.items():
-            drawn = name in self.of_p
-            self.now[name] = torch.where(past, value, self.now[name]) if drawn else value
-        for name, state in states_of_q.items():
-            drawn = name in self.of_p
-            self.states[name] = choose(past, state, self.states[name]) if drawn else state
-        merged = {}
-        for name in {**terms, **ahead}:
-            zero = torch.zeros_like(terms.get(name, ahead.get(name, past)))
-            static_term = not self.graph.timed[latent_of(name) or name]
-            merged[name] = (
-                terms[name]
-                if static_term
-                else torch.where(past, terms.get(name, zero), ahead.get(name, zero))
-            )
-        return merged
 
     def _keep_ended(self, now: dict[str, Tensor], states: dict[str, State], t: int) -> None:
         """Let a row that has ended keep its values and states."""
@@ -192,17 +143,14 @@ class ParticleValues(StepReader):
 
     # Terms ----------------------------------------------------------------------------------------
 
-    def _add_log_p(self, terms: Terms, side: str, name: str, t: int) -> None:
+    def _add_log_p(self, terms: Terms, name: str, t: int) -> None:
         """Add log p of a variable to a step's terms, without its missing entries.
 
         log p of a latent is a part of its KL term where it is drawn, and a term of its own where it
-        is known. The KL term of a draw from p is zero.
+        is known.
         """
         latent = name in self.plan.choices
         seen = self.batch.get(mask_of(name))
-        if latent and side == "p" and seen is None:
-            del terms[kl_term(name)]
-            return
         present = None if seen is None else at_step(seen, t)
         with self._without_gradient(name):
             log_p = self._log_prob(
@@ -215,7 +163,7 @@ class ParticleValues(StepReader):
             terms[name] = log_p
             return
         log_q = terms.pop(kl_term(name), None)
-        kl = torch.zeros_like(log_p) if side == "p" else -log_p if log_q is None else log_q - log_p
+        kl = -log_p if log_q is None else log_q - log_p
         terms |= terms_of_latent(name, kl, log_p, present)
 
     def _without_gradient(self, name: str) -> AbstractContextManager[Any]:
@@ -263,15 +211,13 @@ class ParticleValues(StepReader):
 
     # Draws ----------------------------------------------------------------------------------------
 
-    def _draw_latent(self, side: str, name: str, t: int) -> tuple[Tensor, Tensor]:
-        """Draw a latent from q or p, keep its known values, and return the value and log q."""
-        value = self._draw(side, name, t)
+    def _draw_latent(self, name: str, t: int) -> tuple[Tensor, Tensor]:
+        """Draw a latent from q, keep its known values, and return the value and log q."""
+        value = self._draw("q", name, t)
         seen = self.batch.get(mask_of(name))
         known = None if seen is None else at_step(seen, t)
         if known is not None:
             value = torch.where(known, at_step(self.batch[name], t), value)
-        if side == "p":
-            return value, torch.zeros_like(value[..., :1])
         parts = self._distributions("q", name, t)
         with self._without_gradient(name):
             log_q = self._log_prob(parts, value)

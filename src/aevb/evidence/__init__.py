@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aevb.data.repeated_values import note_repeats
-from aevb.estimate.continuation import completed
+from aevb.estimate.batch import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.annealing import AIS, CHAINS, Bidirectional, annealed, bidirectional
 from aevb.evidence.curve import Curve, curve

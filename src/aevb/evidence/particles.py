@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aevb.estimate.continuation import completed
+from aevb.estimate.batch import completed
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.particle_filter import ParticleFilter
 from aevb.evidence.memory_limit import narrow, pieces, room

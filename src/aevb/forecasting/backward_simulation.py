@@ -19,8 +19,7 @@ from aevb.declare.deterministic import Recurrence
 from aevb.declare.evaluation_order import schedule
 from aevb.declare.graph import Graph
 from aevb.derive.axes import over_time
-from aevb.estimate.batch import Batch, split_latents
-from aevb.estimate.continuation import completed
+from aevb.estimate.batch import Batch, completed, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.particle_filter import Filtered

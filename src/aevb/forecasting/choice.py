@@ -7,8 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from aevb.estimate.batch import Batch, split_latents
-from aevb.estimate.continuation import completed
+from aevb.estimate.batch import Batch, completed, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.methods import why_not_filtered
 from aevb.evidence.structure import NotExactError, structure_of

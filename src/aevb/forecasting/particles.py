@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aevb.estimate.batch import Batch, public, split_latents
-from aevb.estimate.continuation import completed
+from aevb.estimate.batch import Batch, completed, public, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import real_steps
 from aevb.estimate.particle_filter import Filtered, ParticleFilter
