@@ -884,7 +884,11 @@ class Model(DeclaredModel):
         ``manifest.json`` (their hashes). :func:`aevb.load` reads them.
 
         Arguments:
-            path: The folder.
+            path: The folder. A saved model in it is replaced, at one moment: a kill leaves the old
+                or the new one. Files of a run or of other programs are never replaced.
+
+        Raises:
+            ValueError: The folder holds a run, or other files of these names.
 
         >>> import tempfile
         >>> from aevb import Normal, load
