@@ -34,7 +34,7 @@ def check_own_family(factor: Factor) -> None:
     own = type(spec).log_prob is not Conditional.log_prob
     try:
         with torch.no_grad():
-            found = (spec if own else dist).log_prob(*([dist] if own else []), value).shape
+            found = (spec.log_prob(dist, value) if own else dist.log_prob(value)).shape
     except Exception:
         return
     rows, entries = [ROWS], [ROWS, factor.d]

@@ -68,9 +68,9 @@ def _constant(
     s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False
 ) -> Any:
     """A number as an ONNX tensor. torch's own translation rounds it to single precision first."""
-    from onnxscript import ir
-    from onnxscript import opset20 as op
+    from onnxscript import ir, opset20
 
+    op: Any = opset20
     if not isinstance(s, bool | int | float):
         return s if dtype == -1 else op.Cast(s, to=dtype)
     return op.Constant(value=ir.tensor(s, None if dtype == -1 else ir.DataType(dtype)))
@@ -85,8 +85,9 @@ def _filled(
     pin_memory: bool = False,
 ) -> Any:
     """An array of one number; see :func:`_constant`."""
-    from onnxscript import opset20 as op
+    from onnxscript import opset20
 
+    op: Any = opset20
     return op.Expand(_constant(fill_value, dtype), op.Cast(size, to=7))
 
 
