@@ -65,6 +65,20 @@ def test_validation_and_checks_need_the_columns_of_training():
         predictive_check(trained({"x": frame}, 3), {"x": other}, ["mean"], replicates=20)
 
 
+def test_a_standardised_frame_keeps_its_columns():
+    frame = table()
+    other, rows = frame[["c", "b", "a"]], aevb.data.standardise(frame)
+    model = trained({"x": rows}, 3)
+    with pytest.raises(
+        ValueError, match=r"^The frame has the columns 'c', 'b', 'a', but like= has"
+    ):
+        aevb.data.standardise(other, like=rows)
+    with pytest.raises(ValueError, match=re.escape(ORDER)):
+        model.elbo(x=aevb.data.standardise(other))
+    again = aevb.data.standardise(frame[list("abc")], like=rows)
+    assert model.elbo(x=again, seed=0).value.equal(model.elbo(x=rows, seed=0).value)
+
+
 def test_future_columns_follow_the_past():
     days = pd.date_range("2024-01-01", periods=12)
     frame = pd.DataFrame(RNG.normal(size=(12, 3)), columns=list("abc"), index=days)

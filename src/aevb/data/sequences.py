@@ -16,11 +16,12 @@ import numpy as np
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
 from aevb.data.long_tables import Lines
+from aevb.data.preparation import Standardised
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.time_steps import ROUNDED
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
-from aevb.estimate.places import INDICES, Placed, refuse_other_columns
+from aevb.estimate.places import INDICES, Placed, named_columns, refuse_other_columns
 
 GAPS = ("refuse", "missing")
 FRAMES = {"pandas": ("DataFrame", "Series"), "polars": ("DataFrame",), "pyarrow": ("Table",)}
@@ -245,13 +246,12 @@ def column_names(
     timed = {} if index is None else index.columns
     found = {name: tuple(names) for name, names in timed.items()}
     for name, value in data.items():
-        if name in graph.shapes and name not in found and is_frame(value):
-            columns = getattr(value, "column_names", getattr(value, "columns", ()))
-            found[name] = tuple(columns)
+        if name not in found and (is_frame(value) or isinstance(value, Standardised)):
+            found[name] = named_columns(value)
     return {
         name: columns
         for name, columns in found.items()
-        if len(columns) > 1 and all(isinstance(column, str) for column in columns)
+        if name in graph.shapes and len(columns) > 1
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributions as td
 
 from aevb.declare.conditionals import Conditional, Factor
 
@@ -21,6 +22,8 @@ def check_own_family(factor: Factor) -> None:
         with torch.no_grad():
             dist = factor.distribution(torch.zeros(1, 1, ROWS, sum(factor.sizes.values())))
     except Exception:
+        return
+    if not isinstance(dist, td.Distribution):
         return
     form = type(dist).__name__
     if spec.pathwise and spec.noise(1) is None and not dist.has_rsample:

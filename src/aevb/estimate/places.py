@@ -103,6 +103,12 @@ def columns_of(data: Any) -> ColumnNames:
     return data.columns if isinstance(data, Placed) else {}
 
 
+def named_columns(frame: Any) -> tuple[str, ...]:
+    """The names of the columns of a frame; none if they are numbers, or a single one."""
+    names = tuple(getattr(frame, "column_names", getattr(frame, "columns", ())))
+    return names if len(names) > 1 and all(isinstance(name, str) for name in names) else ()
+
+
 def refuse_other_columns(
     name: str, found: Sequence[str], known: Sequence[str], whose: str = "the model was trained on"
 ) -> None:
