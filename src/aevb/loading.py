@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from aevb.declare.registry import OWN
 from aevb.declare.serialization import MOST_FACTORS, deserialize
 from aevb.model import TEACHING, Model
 from aevb.model_folder import checked_files
-from aevb.runtime.checked_files import read_json, tensor_shapes
+from aevb.runtime.checked_files import IntegrityWarning, read_json, tensor_shapes
 
 # Limits on a declaration from a file, so that a hostile one cannot exhaust memory or time.
 MOST_FIXED = 2**24  # numbers that are not among the weights (buffers, temporary tensors)
@@ -61,7 +63,8 @@ def load(
         path: The folder.
         custom: Your own classes of conditionals and networks that are not registered.
         modules: Your own torch modules and functions, by factor: ``modules={"q(z|x)": Encoder()}``;
-            the weights come from the file.
+            the weights come from the file. A warning says if a network has another name than the
+            saved one.
 
     Returns:
         The model, with the saved weights, in evaluation mode (no dropout). ``fit`` trains it
@@ -143,7 +146,37 @@ def read_model(
     _check_shapes(
         where, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, found
     )
+    _warn_of_other_networks(model, declaration)
     return model
+
+
+def _warn_of_other_networks(model: Model, saved: Mapping[str, Any]) -> None:
+    """Warn of networks of the user whose names are not those in the file: they compute otherwise.
+
+    A class and an object of it have one name.
+    """
+    declared = model.declaration()
+    for side in "pq":
+        for key, record in saved[side].items():
+            there, here = _own_network(record), _own_network(declared[side].get(key))
+            if there != here:
+                factor = f"{side}({key.replace(' | ', '|')})"
+                warnings.warn(
+                    IntegrityWarning(
+                        f"{factor} was saved with the network {there}, but is loaded with {here}. "
+                        f"Unless this is the same code under a new name, the model computes "
+                        f"something else with the saved weights. Pass {there}: "
+                        f'load(path, modules={{"{factor}": …}}).'
+                    ),
+                    stacklevel=4,
+                )
+
+
+def _own_network(record: Any) -> str | None:
+    """The name of the user's module or function in the record of a factor, if it has one."""
+    net = record.get("net") if isinstance(record, Mapping) else None
+    own = net.get("net") if isinstance(net, Mapping) else None
+    return str(own[OWN]).removesuffix("(…)") if isinstance(own, Mapping) and OWN in own else None
 
 
 class _Budget(TorchFunctionMode):

@@ -14,7 +14,7 @@ import torch  # noqa: F401 (the examples in docstrings use it)
 from torch import Tensor
 
 from aevb.data.sequence_index import SequenceIndex
-from aevb.data.sequences import frames_in_arrays, future_in_arrays
+from aevb.data.sequences import column_names, frames_in_arrays, future_in_arrays
 from aevb.declare.conditionals import Conditional
 from aevb.declare.missing_members import explaining_missing_members
 from aevb.declare.networks import Shape
@@ -212,8 +212,18 @@ class Model(DeclaredModel):
 
         A variable with time may be a frame, whose lines are steps (:func:`aevb.sequences`).
         """
-        data, lengths, _ = frames_in_arrays(self.graph, data, lengths)
-        return super().prepare(steps=steps, lengths=lengths, gaps=gaps, **data)
+        data, lengths, _ = self._in_arrays(data, lengths)
+        batch = super().prepare(steps=steps, lengths=lengths, gaps=gaps, **data)
+        self.teaching.check_levels(self, batch)
+        return batch
+
+    def _in_arrays(
+        self, data: Mapping[str, Any], lengths: Any
+    ) -> tuple[dict[str, Any], Any, SequenceIndex | None]:
+        """Replace frames by arrays. Raise ValueError for other columns than those of training."""
+        found = frames_in_arrays(self.graph, data, lengths)
+        self.teaching.check_columns(column_names(self.graph, data, found[2]))
+        return found
 
     # The bound ------------------------------------------------------------------------------------
 
@@ -344,7 +354,7 @@ class Model(DeclaredModel):
         'importance'
         """
         lengths = data.pop("lengths", None)
-        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        data, lengths, index = self._in_arrays(data, lengths)
         batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
         found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
@@ -420,6 +430,7 @@ class Model(DeclaredModel):
         >>> model.sample(5, seed=0)["x"].shape
         torch.Size([5, 3])
         """
+        self.teaching.check_columns(column_names(self.graph, fixed))
         return ancestral.sample(self, n, fixed, steps=steps, mean=mean, seed=seed)
 
     def untaught(self) -> dict[str, str]:
@@ -550,7 +561,7 @@ class Model(DeclaredModel):
         >>> filled.mean["x"].shape, filled.draws["x"].shape
         (torch.Size([1, 2]), torch.Size([50, 1, 2]))
         """
-        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        data, lengths, index = self._in_arrays(data, lengths)
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         self.teaching.warn_of_other_units(self, batch)
         found = impute(
@@ -610,7 +621,7 @@ class Model(DeclaredModel):
         >>> forecast.mean["x"].shape, forecast.draws["x"].shape, forecast.method
         (torch.Size([1, 12, 1]), torch.Size([500, 1, 12, 1]), 'exact')
         """
-        past, lengths, index = frames_in_arrays(self.graph, past, lengths)
+        past, lengths, index = self._in_arrays(past, lengths)
         if isinstance(given, Mapping) and isinstance(steps, Integral) and steps > 0:
             given = future_in_arrays(index, given, int(steps), self.graph, "given: ")
         found = forecast_of(
@@ -670,7 +681,7 @@ class Model(DeclaredModel):
         >>> model.filter(x=torch.zeros(1, 5, 1)).mean["z"].shape
         torch.Size([1, 5, 1])
         """
-        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        data, lengths, index = self._in_arrays(data, lengths)
         found = filter_of(
             self,
             self.teaching,
@@ -718,7 +729,7 @@ class Model(DeclaredModel):
         >>> bool((model.smooth(x=x).sd["z"] <= model.filter(x=x).sd["z"] + 1e-5).all())
         True
         """
-        data, lengths, index = frames_in_arrays(self.graph, data, lengths)
+        data, lengths, index = self._in_arrays(data, lengths)
         found = smooth_of(
             self,
             self.teaching,
@@ -750,6 +761,7 @@ class Model(DeclaredModel):
         """
         graph = self.graph
         need = (*graph.stochastic, *graph.given)
+        self.teaching.check_columns(column_names(graph, assignment))
         batch = prepare(
             graph,
             assignment,
@@ -759,6 +771,7 @@ class Model(DeclaredModel):
             lengths=lengths,
             single=True,
         )
+        self.teaching.check_levels(self, batch)
         for name in graph.latents:
             if mask_of(name) in batch:
                 raise ValueError(
@@ -871,7 +884,11 @@ class Model(DeclaredModel):
         ``manifest.json`` (their hashes). :func:`aevb.load` reads them.
 
         Arguments:
-            path: The folder.
+            path: The folder. A saved model in it is replaced, at one moment: a kill leaves the old
+                or the new one. Files of a run or of other programs are never replaced.
+
+        Raises:
+            ValueError: The folder holds a run, or other files of these names.
 
         >>> import tempfile
         >>> from aevb import Normal, load

@@ -394,6 +394,21 @@ def test_weights_in_any_layout_are_saved(tmp_path: Path) -> None:
     close(loaded.elbo(x=x, seed=0).value, model.elbo(x=x, seed=0).value)
 
 
+class Halved(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+def test_another_network_than_the_saved_one_is_a_warning(tmp_path: Path) -> None:
+    model_of(Small()).save(tmp_path)
+    message = (
+        r"q\(z\|x\) was saved with the network Small, but is loaded with Halved\. Unless .* Pass "
+        r'Small: load\(path, modules=\{"q\(z\|x\)": …\}\)\.'
+    )
+    with pytest.warns(aevb.runtime.checked_files.IntegrityWarning, match=message):
+        aevb.load(tmp_path, modules={"q(z|x)": Halved()})
+
+
 def test_the_printed_form_names_the_network() -> None:
     encoder = wrap(Small(), output="features", join=True)
     assert repr(Normal(net=Small())) == "Normal(net=Small(…))"

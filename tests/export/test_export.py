@@ -24,6 +24,7 @@ from aevb.export import ExportError, ExportWarning, operators, read_metadata, ru
 from aevb.export.choice import part_of
 from aevb.export.operators import LARGEST, NotInOnnxError
 from aevb.export.values import example
+from aevb.posterior.choice import UntaughtError
 
 NAN = float("nan")
 SMALL = {
@@ -265,6 +266,47 @@ def test_a_file_that_computes_something_else_is_a_warning(tmp_path, monkeypatch,
         exported = build("vae").export("torch", out=tmp_path / "encoder.pt2")
     assert said in str(told[0].message)
     assert exported.difference > 0.4
+
+
+def test_a_file_in_double_precision_is_exact_to_its_rounding(tmp_path):
+    """No constant, such as ½ log 2π, is rounded to single precision (2⁻²⁵ is about 3e-8)."""
+    pytest.importorskip("onnxruntime")
+    model = Model({"x": MultivariateNormal(2, learned=True)}, {}, seed=0).double()
+    exported = model.export("onnx", what="score", out=tmp_path / "score.onnx")
+    assert exported.difference < 1e-14
+
+
+@pytest.mark.parametrize("holes", [(), (0,)])
+def test_an_encoder_refuses_gaps_that_q_was_not_trained_on(holes, tmp_path):
+    x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+    gone = torch.zeros(30, 3, dtype=torch.bool)
+    gone[:5, list(holes)] = True
+    model = Model({"z": Normal(2), "x | z": Normal(3)}, {"z | x": Normal()}, seed=0)
+    aevb.fit(model, {"x": x.masked_fill(gone, NAN)}, steps=2, seed=0, progress=False)
+    exported = model.export("torch", out=tmp_path / "encoder.pt2")
+    assert exported.difference < 1e-5
+    rows = x[:4].clone()
+    rows[1, 0] = rows[2, 1] = NAN
+    found = run_torch(exported.path, {"x": rows.numpy()})["z.mean"]
+    known = [0, 1, 3] if holes else [0, 3]
+    expected = model.posterior(x=rows[known])["z"].mean
+    np.testing.assert_allclose(found[known], expected.numpy(), rtol=1e-5, atol=1e-6)
+    for row in set(range(4)) - set(known):
+        assert np.isnan(found[row]).all()
+        with pytest.raises(UntaughtError):
+            model.posterior(x=rows[row : row + 1])
+    facts = read_metadata(exported.path)
+    (record,) = facts["inputs"]
+    assert record["missing"] == ("NaN" if holes else "refused")
+    assert record.get("refused") == ([1, 2] if holes else None)
+    said = "parameters of q's factors; NaN for rows whose gaps in x q was not trained on"
+    assert facts["meaning"] == exported.meaning == said
+
+
+def test_a_difference_in_double_precision_does_not_advise_double_precision(tmp_path, monkeypatch):
+    monkeypatch.setattr(aevb.export, "TOLERANCE", {"float32": 1e-3, "float64": -1.0})
+    with pytest.warns(ExportWarning, match=r"outputs of the file\. Try the format 'onnx'\."):
+        build("vae").double().export("torch", out=tmp_path / "encoder.pt2")
 
 
 def test_sequences_without_a_recurrence_have_any_number_of_steps(tmp_path):

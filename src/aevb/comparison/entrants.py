@@ -21,6 +21,7 @@ from aevb.evidence import AIS, Evidence, Particles, unnoted_evidence
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.result import count
 from aevb.model import Model
+from aevb.posterior.training_record import check_rows
 from aevb.tables.declarations import PART
 from aevb.training.evaluation import evaluate_precisely
 from aevb.training.resuming import fingerprint, is_partial
@@ -64,6 +65,7 @@ class Entrant:
             mine = (*model.graph.shapes, "steps", "lengths")
             data = {key: value for key, value in data.items() if key in mine}
         source = open_source(model.graph, data, model._parameter())
+        check_rows(source, model.teaching.columns, model.teaching.pixels)
         return cls(
             name, model, source, rows_id=others.pop("rows_id", "") or str(source.n), **others
         )

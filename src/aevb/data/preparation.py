@@ -18,6 +18,7 @@ from aevb.data.grey_levels import PREPARATIONS
 from aevb.data.lazy_rows import LazyRows
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import unmasked
+from aevb.estimate.places import named_columns, refuse_other_columns
 from aevb.runtime.checked_files import check_mapped
 
 CHUNK = 2**24  # bytes of a file per read
@@ -33,6 +34,7 @@ class Standardised:
         raw: The values in their own units: an array, a list of sequences, or a mapped file.
         mean: The mean of each column.
         scale: The standard deviation of each column, 1 for a constant column.
+        columns: The names of the columns, if the values were a frame of several.
 
     >>> x = standardise([[1.0, 10.0], [3.0, 10.0]])
     >>> x.mean.tolist(), x.scale.tolist(), np.asarray(x).tolist()
@@ -42,6 +44,7 @@ class Standardised:
     raw: Any
     mean: np.ndarray
     scale: np.ndarray
+    columns: tuple[str, ...] = ()
 
     @property
     def values(self) -> Any:
@@ -135,6 +138,9 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
     """
     x = unmasked(x)
     check_mapped(x)
+    columns = named_columns(x) if hasattr(x, "columns") else ()
+    if like is not None and columns and like.columns:
+        refuse_other_columns("The frame", columns, like.columns, "like= has")
     if isinstance(x, list | tuple) and x and np.ndim(x[0]):
         raw: Any = [np.asarray(row) for row in x]
     else:
@@ -153,7 +159,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
             raise ValueError(
                 f"The rows have {width} columns, but like= was standardised with {like.mean.size}."
             )
-        return Standardised(raw, like.mean, like.scale)
+        return Standardised(raw, like.mean, like.scale, columns)
     count, mean, square, low, high = 0.0, 0.0, 0.0, np.inf, -np.inf
     for part in parts(raw):  # merge means and squares of parts, so that a file is read in parts
         if np.isinf(part).any():
@@ -172,7 +178,7 @@ def standardise(x: Any, like: Standardised | None = None) -> Standardised:
         )
     deviation = np.sqrt(square / np.maximum(count, 1))
     return Standardised(
-        raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0)
+        raw, np.asarray(mean), np.where((high > low) & (deviation > 0), deviation, 1.0), columns
     )
 
 

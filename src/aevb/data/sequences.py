@@ -16,10 +16,12 @@ import numpy as np
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
 from aevb.data.long_tables import Lines
+from aevb.data.preparation import Standardised
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.time_steps import ROUNDED
 from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
+from aevb.estimate.places import INDICES, Placed, named_columns, refuse_other_columns
 
 GAPS = ("refuse", "missing")
 FRAMES = {"pandas": ("DataFrame", "Series"), "polars": ("DataFrame",), "pyarrow": ("Table",)}
@@ -234,13 +236,34 @@ def frames_in_arrays(
     return found, count.pop() if len(count) == 1 else None, replace(index, columns=columns)
 
 
-def frame_by_variable(data: Any, graph: Graph) -> dict[str, Any]:
+def column_names(
+    graph: Graph, data: Mapping[str, Any], index: SequenceIndex | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Return the names of the columns of each variable whose data are a frame of several columns.
+
+    ``index`` is that of :func:`frames_in_arrays`, which knows the names of variables with time.
+    """
+    timed = {} if index is None else index.columns
+    found = {name: tuple(names) for name, names in timed.items()}
+    for name, value in data.items():
+        if name not in found and (is_frame(value) or isinstance(value, Standardised)):
+            found[name] = named_columns(value)
+    return {
+        name: columns
+        for name, columns in found.items()
+        if name in graph.shapes and len(columns) > 1
+    }
+
+
+def frame_by_variable(data: Any, graph: Graph) -> Placed:
     """Assign the columns of a frame to the variables of a model, as those of a table in a file."""
     read = data if isinstance(data, Sequences) else _read(data, graph)
     taken = assign(read.names, graph)
     found = {name: read[cells].variable(graph, name) for name, cells in taken.items()}
     lengths = set(read.index.lengths)
-    return found | ({LENGTHS: lengths.pop()} if len(lengths) == 1 else {})
+    names = {name: tuple(columns) for name, columns in taken.items() if len(columns) > 1}
+    found |= {LENGTHS: lengths.pop()} if len(lengths) == 1 else {}
+    return Placed(found, INDICES, names)
 
 
 def future_in_arrays(
@@ -263,6 +286,9 @@ def future_in_arrays(
             )
         read = value if isinstance(value, Sequences) else _read(value, graph)
         theirs = read.variable(graph, name)
+        if len(read.names) > 1 and name in index.columns:
+            past = index.columns[name]
+            refuse_other_columns(f"{what}{name}", read.names, past, "the past has")
         found[name] = np.stack(
             [
                 _at(index, read.index, theirs, row, ahead, f"{what}the future of {name}")

@@ -21,7 +21,13 @@ from aevb.data.grey_levels import Fresh
 from aevb.data.lazy_rows import Windows, is_lazy
 from aevb.data.mapped_rows import memory_map, rows_of, windows_of
 from aevb.data.preparation import CHUNK, Standardised, default_preparation, prepare_levels
-from aevb.data.sequences import Sequences, frame_by_variable, frames_in_arrays, is_frame
+from aevb.data.sequences import (
+    Sequences,
+    column_names,
+    frame_by_variable,
+    frames_in_arrays,
+    is_frame,
+)
 from aevb.data.torch_datasets import dataset_of, read_dataset, read_stream
 from aevb.declare.graph import Graph
 from aevb.estimate.batch import (
@@ -34,7 +40,7 @@ from aevb.estimate.batch import (
     unmasked,
 )
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, masks_of
-from aevb.estimate.places import INDICES, Placed, Places, places_of
+from aevb.estimate.places import INDICES, ColumnNames, Placed, Places, columns_of, places_of
 from aevb.runtime.checked_files import check_mapped
 
 RELEASE = 2**28  # bytes of mapped files in memory before their pages are released
@@ -89,6 +95,7 @@ class Source:
     windows: Windows | None = None  # groups of rows that are read together, if there are any
     places: Places = INDICES  # names of rows and columns in messages
     pixels: Mapping[str, str] = MappingProxyType({})  # how images of bytes were prepared
+    columns: ColumnNames = MappingProxyType({})  # the names of the columns of frames
     _last: tuple[Tensor, Batch]  # the rows that ``read_at`` read last
 
     def take(
@@ -508,6 +515,7 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
         return data
     raw = read_arrays(data, graph)
     arrays = Placed({name: unmasked(value) for name, value in raw.items()}, places_of(raw))
+    columns = columns_of(raw)
     pixels = {
         name: default_preparation(graph, name)
         for name, value in raw.items()
@@ -516,7 +524,7 @@ def open_source(graph: Graph, data: Any, like: Tensor, told: Told | None = None)
     for name, how in pixels.items():
         arrays[name] = prepare_levels(how, _flattened(graph, name, arrays[name]), 256)
     source = _opened(graph, arrays, like, told)
-    source.pixels = pixels
+    source.pixels, source.columns = pixels, columns
     return source
 
 
@@ -574,14 +582,16 @@ def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
         plain, lengths, index = frames_in_arrays(graph, read, read.get(LENGTHS))
         if index is not None and lengths is not None:
             plain[LENGTHS] = lengths
-        return Placed(plain, places_of(data))
+        columns = {**columns_of(data), **column_names(graph, read, index)}
+        return Placed(plain, places_of(data), columns)
     if isinstance(data, torch.utils.data.IterableDataset):
         return read_stream(data, graph)
     if isinstance(data, torch.utils.data.Dataset):
         return read_dataset(data, graph)
     names = _names(graph)
     if len(names) == 1:
-        return {names[0]: data}
+        alone = {names[0]: data}
+        return Placed(alone, INDICES, column_names(graph, alone))
     raise ValueError(f"Pass the data by name: {{{', '.join(f'{name!r}: …' for name in names)}}}.")
 
 

@@ -26,9 +26,10 @@ from aevb.diagnostics.scales import ScaleSums
 from aevb.diagnostics.usage import UsageSums
 from aevb.estimate.batch import Batch, split_latents, unmasked
 from aevb.estimate.metric_names import kl_term
+from aevb.estimate.places import columns_of
 from aevb.evidence.exact import exact_evidence, why_not_exact
 from aevb.model import Model
-from aevb.posterior.training_record import with_weights
+from aevb.posterior.training_record import check_rows, with_weights
 from aevb.predictive.replicate import some_rows
 from aevb.runtime.contention import sharing_cores
 from aevb.training import warning_signs as course
@@ -96,6 +97,8 @@ def diagnose(
         {name: value for name, value in arrays.items() if name not in graph.latents},
         model._parameter(),
     )
+    model.teaching.check_columns(columns_of(arrays))
+    check_rows(source, {}, model.teaching.pixels)
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
     if gaps := incomplete(graph, split_latents(graph, batches[0])[1]):

@@ -429,6 +429,8 @@ def _layout(
         )
     if pixels:
         tensor = middle_of_bytes(graph, name, tensor, like)
+    elif len(shape) == 3:
+        _refuse_levels_of_images(graph, name, tensor)
     tensor = _on_axes(graph, name, tensor, like)
     mask = ~tensor.isnan()
     if bool(mask.all()):
@@ -831,6 +833,25 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
         f"They look like grey levels 0 … {levels - 1}: {what} (aevb.data.{how}({name}, {levels}); "
         f"--prepare {how})."
     )
+
+
+def _refuse_levels_of_images(graph: Graph, name: str, tensor: Tensor) -> None:
+    """Raise ValueError for images whose entries are grey levels, but not bytes.
+
+    A density of real numbers would take them, where bytes are spread over (0, 1).
+    """
+    family = None if name in graph.given else graph.rule("p", name).spec
+    if family is None or family.support is not constraints.real or tensor.is_meta:
+        return
+    known = tensor.nan_to_num(0.0)  # NaN marks a missing entry
+    high = float(known.max())
+    if 31 < high <= 255 and not bool(((known < 0) | (known != known.round())).any()):
+        raise ValueError(
+            f"{name} holds whole numbers up to {high:g}. "
+            f"They look like grey levels 0 … 255: pass the images as bytes "
+            f'({name}.astype("uint8")), or spread them over (0, 1) '
+            f"(aevb.data.dequantise({name}, 256))."
+        )
 
 
 def _outside(

@@ -15,6 +15,7 @@ from aevb.declare.deterministic import Cell, Deterministic, Function, Recurrence
 from aevb.declare.graph import Entry, Graph
 from aevb.declare.missing_members import MissingMemberError, explaining_missing_members
 from aevb.declare.networks import Shape
+from aevb.declare.own_families import check_own_family
 from aevb.derive.axes import TIME
 from aevb.derive.explain import describe
 from aevb.derive.plan import Plan, derive
@@ -105,7 +106,11 @@ class DeclaredModel(nn.Module):
                 return Recurrence(spec, shape[0], parents, masked)
             if isinstance(spec, Deterministic):
                 return Function(spec, shape, parents, masked)
-            return Factor(spec, shape, parents, masked) if spec.has_parameters else nn.Module()
+            if not spec.has_parameters:
+                return nn.Module()
+            factor = Factor(spec, shape, parents, masked)
+            check_own_family(factor)
+            return factor
         except ValueError as error:
             raise ValueError(f"{entry.where}: {error}") from None
 

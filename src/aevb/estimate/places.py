@@ -73,19 +73,55 @@ class Places:
 
 
 INDICES = Places()
+ColumnNames = Mapping[str, tuple[str, ...]]
 
 
 class Placed(dict[str, Any]):
-    """Arrays by variable, with their positions in the file they were read from."""
+    """Arrays by variable, with their positions in the file they were read from.
 
-    def __init__(self, arrays: Mapping[str, Any], places: Places) -> None:
+    ``columns`` are the names of the columns of variables that were frames.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Any], places: Places, columns: ColumnNames | None = None
+    ) -> None:
         super().__init__(arrays)
         self.places = places
+        self.columns = columns or {}
 
     def __or__(self, other: Mapping[str, Any]) -> Placed:  # type: ignore[override]
-        return Placed({**self, **other}, self.places)
+        return Placed({**self, **other}, self.places, self.columns)
 
 
 def places_of(data: Any) -> Places:
     """The positions of the data in their file, for messages; array indices if there is no file."""
     return data.places if isinstance(data, Placed) else INDICES
+
+
+def columns_of(data: Any) -> ColumnNames:
+    """The names of the columns of variables that were frames."""
+    return data.columns if isinstance(data, Placed) else {}
+
+
+def named_columns(frame: Any) -> tuple[str, ...]:
+    """The names of the columns of a frame; none if they are numbers, or a single one."""
+    names = tuple(getattr(frame, "column_names", getattr(frame, "columns", ())))
+    return names if len(names) > 1 and all(isinstance(name, str) for name in names) else ()
+
+
+def refuse_other_columns(
+    name: str, found: Sequence[str], known: Sequence[str], whose: str = "the model was trained on"
+) -> None:
+    """Raise ValueError if the columns of a frame are not the known ones in the known order."""
+    if list(found) == list(known):
+        return
+
+    def shown(names: Sequence[str]) -> str:
+        return ", ".join(map(repr, names[:SHOWN])) + ", …" * (len(names) > SHOWN)
+
+    order = ", in this order" if sorted(found) == sorted(known) else ""
+    raise ValueError(
+        f"{name} has the columns {shown(found)}, but {whose} {shown(known)}{order}. Select "
+        f"these columns: frame[[{shown(known)}]]. An array is read by position: "
+        f"frame.to_numpy()."
+    )

@@ -142,7 +142,7 @@ def export_model(
             found = differences(part, path)
             difference = max(found.values())
             if difference > TOLERANCE[facts["dtype"]]:
-                _warn(path, found, TOLERANCE[facts["dtype"]])
+                _warn(path, found, facts["dtype"])
     return Exported(path, format, what, inputs, outputs, told, facts["dtype"], difference)
 
 
@@ -158,7 +158,8 @@ def differences(
     return {name: _difference(found[name], value) for name, value in expected.items()}
 
 
-def _warn(path: Path, found: Mapping[str, float], tolerance: float) -> None:
+def _warn(path: Path, found: Mapping[str, float], dtype: str) -> None:
+    tolerance = TOLERANCE[dtype]
     wrong = {name: value for name, value in found.items() if value > tolerance}
     listed = ", ".join(
         f"{name} has another shape, or NaN or infinite values in one of the two only"
@@ -166,10 +167,11 @@ def _warn(path: Path, found: Mapping[str, float], tolerance: float) -> None:
         else f"{name} differs by {value:.1e}"
         for name, value in wrong.items()
     )
+    precision = "" if dtype == "float64" else "model.double(), or "
     other = "torch" if path.suffix == SUFFIXES["onnx"] else "onnx"
     warnings.warn(
         f"{path} does not compute what the model does (tolerance {tolerance:.0e}): {listed}. Do "
-        f"not use these outputs of the file. Try model.double(), or the format {other!r}.",
+        f"not use these outputs of the file. Try {precision}the format {other!r}.",
         ExportWarning,
         stacklevel=4,
     )
@@ -215,7 +217,9 @@ def meaning(part: Part) -> str:
         return f"{name} of each row, {count}, with noise as an input{over}"
     if isinstance(part, Encoder):
         drawn = any(port.kind in ("noise", "draw") for port in part.ports)
-        return f"parameters of q's factors{' given draws' * drawn}{over}"
+        refused = ", ".join(port.name for port in part.ports if port.refused)
+        gaps = f"; NaN for rows whose gaps in {refused} q was not trained on" if refused else ""
+        return f"parameters of q's factors{' given draws' * drawn}{over}{gaps}"
     side = "latents" if part.what == "prior" else "observed variables"
     return f"parameters of p's factors of the {side}{over}"
 

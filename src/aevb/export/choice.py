@@ -19,6 +19,7 @@ from aevb.export.parts import (
     generating_stages,
 )
 from aevb.export.ports import TIME_AXIS
+from aevb.posterior.choice import read_by_q
 from aevb.posterior.training_record import Teaching
 
 PARTS = ("encoder", "decoder", "prior", "score")
@@ -65,7 +66,8 @@ def part_of(
                 f"One step of the encoder cannot be exported: the probabilities of {chain}[t] are "
                 f"summed over those of the step before. To export whole sequences, {UNROLL}."
             )
-        return Encoder(model, over)
+        unseen, read = teaching.unseen(model, graph.latents), read_by_q(graph)
+        return Encoder(model, over, {name: unseen[name] for name in unseen if name in read})
     targets = [
         name
         for name in (graph.observed if what == "decoder" else graph.latents)

@@ -46,6 +46,10 @@ def write_onnx(
                 output_names=list(outputs),
                 opset_version=OPSET,
                 dynamo=True,
+                custom_translation_table={
+                    torch.ops.aten.scalar_tensor.default: _constant,
+                    torch.ops.aten.full.default: _filled,
+                },
                 verbose=False,
             )
     except Exception as error:  # torch raises errors of many classes, some of them private
@@ -58,6 +62,33 @@ def write_onnx(
         return
     with _replacing(out) as partial:
         found.save(str(partial), external_data=False)
+
+
+def _constant(
+    s: Any, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False
+) -> Any:
+    """A number as an ONNX tensor. torch's own translation rounds it to single precision first."""
+    from onnxscript import ir, opset20
+
+    op: Any = opset20
+    if not isinstance(s, bool | int | float):
+        return s if dtype == -1 else op.Cast(s, to=dtype)
+    return op.Constant(value=ir.tensor(s, None if dtype == -1 else ir.DataType(dtype)))
+
+
+def _filled(
+    size: Any,
+    fill_value: Any,
+    dtype: int = -1,
+    layout: str = "",
+    device: str = "",
+    pin_memory: bool = False,
+) -> Any:
+    """An array of one number; see :func:`_constant`."""
+    from onnxscript import opset20
+
+    op: Any = opset20
+    return op.Expand(_constant(fill_value, dtype), op.Cast(size, to=7))
 
 
 def _explained(error: Exception) -> ExportError:

@@ -8,6 +8,7 @@ are inputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -229,16 +230,27 @@ class Encoder(Part):
     """From data to the parameters of q's factors.
 
     They are those of the exact marginal where q reads enumerated latents, and those given the draws
-    where q reads drawn latents.
+    where q reads drawn latents. ``unseen`` gives, by variable, the columns that no training row of
+    q lacked: the outputs of rows that lack them are NaN.
     """
 
     what = "encoder"
 
-    def __init__(self, model: DeclaredModel, steps: int | str | None) -> None:
+    def __init__(
+        self,
+        model: DeclaredModel,
+        steps: int | str | None,
+        unseen: Mapping[str, Iterable[int]] | None = None,
+    ) -> None:
         super().__init__(model, steps)
         graph = self.graph
         data = dict.fromkeys(graph.observed, "data") | dict.fromkeys(graph.given, "given")
         self.add_variables(data)
+        refused = {name: tuple(sorted(columns)) for name, columns in (unseen or {}).items()}
+        self.ports = [
+            replace(port, refused=refused.get(port.key, ())) if port.missing else port
+            for port in self.ports
+        ]
         self.plan = encoding_plan(graph, partial=missing_of(self.ports))
         self.add_noise(self.plan)
         self.add_state(self.plan, data)
@@ -250,7 +262,16 @@ class Encoder(Part):
         found: dict[str, Tensor] = {}
         for name in self.graph.latents:
             found |= self.shown(name, self._moments(working, posterior, name), n, steps)
-        return found | (self.after(working.after(), n) if self.steps is None else {})
+        found |= self.after(working.after(), n) if self.steps is None else {}
+        for port in self.ports:
+            if port.refused:
+                columns = inputs[port.name].reshape(n, -1, self.graph.size(port.key))
+                gone = columns[..., list(port.refused)].isnan().flatten(1).any(1)
+                found = {
+                    name: value.masked_fill(gone.reshape(n, *[1] * (value.dim() - 1)), torch.nan)
+                    for name, value in found.items()
+                }
+        return found
 
     def _moments(self, working: Estimate, posterior: Posterior, name: str) -> dict[str, Tensor]:
         """The parameters of q's marginal of a latent at every step, [T or 1, N, numbers]."""

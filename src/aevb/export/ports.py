@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,8 @@ class Port:
 
     ``kind`` is "data", "given", "latent", "noise", "draw", "state" or "start". ``key`` is the
     variable, or the key of the noise or of the state. ``missing`` says whether NaN entries are
-    marginalised out, and ``noise`` from which distribution the numbers are drawn.
+    marginalised out, except in the columns ``refused``: q was not trained on rows that lack them,
+    so their outputs are NaN. ``noise`` says from which distribution the numbers are drawn.
     """
 
     name: str
@@ -34,12 +36,16 @@ class Port:
     axes: Axes
     missing: bool = False
     noise: str = ""
+    refused: tuple[int, ...] = ()
 
     def record(self) -> dict[str, object]:
         """The port as JSON-ready data."""
         found: dict[str, object] = {"name": self.name, "kind": self.kind, "axes": list(self.axes)}
         if self.missing:
-            found["missing"] = "NaN"
+            whole = len(self.refused) == math.prod(a for a in self.axes[1:] if isinstance(a, int))
+            found["missing"] = "refused" if self.refused and whole else "NaN"
+            if self.refused and not whole:
+                found["refused"] = list(self.refused)
         return found | ({"distribution": self.noise} if self.noise else {})
 
 

@@ -163,13 +163,18 @@ def _lacking(graph: Graph, batch: Batch) -> list[str]:
 
     q reads them directly or through a function.
     """
-    read = {
+    read = read_by_q(graph)
+    return [name for name in graph.observed if mask_of(name) in batch and name in read]
+
+
+def read_by_q(graph: Graph) -> set[str]:
+    """Return the variables that q reads, directly or through a function."""
+    return {
         ref.name
         for entry in graph.entries()
         if entry.side == "q" or graph.is_deterministic(entry.key.name)
         for ref in entry.key.parents
     }
-    return [name for name in graph.observed if mask_of(name) in batch and name in read]
 
 
 def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:

@@ -17,14 +17,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from aevb.data.sources import Source
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.keys import masks_of
+from aevb.estimate.places import ColumnNames, refuse_other_columns
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.devices import wide
 
 Digest = tuple[float, ...]
 Ranges = dict[str, tuple[Tensor, Tensor]]  # float64 in host memory
 FAR = 2  # widths of a column's range from which a value lies far outside it
+LARGEST_PIXEL = 2  # images prepared by hand may leave [0, 1] a little, grey levels leave it far
 MOST_COLUMNS = 1000  # variables with more columns, such as images, have no ranges
 
 
@@ -65,6 +68,8 @@ class Teaching:
     ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed
     variable, the columns with a missing entry in some training row; None if that is not known.
     ``ranges``: per observed variable, the smallest and largest training value of every column.
+    ``columns``: per variable that was a frame, the names of its columns. ``pixels``: per variable
+    that was images of bytes, how they were prepared.
     """
 
     def __init__(self, model: DeclaredModel) -> None:
@@ -72,6 +77,8 @@ class Teaching:
         self.open_ends = False
         self.lacked: dict[str, frozenset[int]] | None = None
         self.ranges: Ranges = {}
+        self.columns: dict[str, tuple[str, ...]] = {}
+        self.pixels: dict[str, str] = {}
         self.record(model, dict.fromkeys(with_weights(model)))
 
     def record(
@@ -113,8 +120,15 @@ class Teaching:
         self.lacked = None
         self.taught(model, names, lacked={})
 
-    def saw(self, ranges: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Record the smallest and largest values of the training rows."""
+    def saw(
+        self,
+        ranges: Mapping[str, tuple[Tensor, Tensor]],
+        columns: ColumnNames,
+        pixels: Mapping[str, str],
+    ) -> None:
+        """Record the smallest and largest values of the training rows, and their form."""
+        self.columns |= columns
+        self.pixels |= pixels
         for name, (low, high) in ranges.items():
             low, high = low.detach().cpu().double(), high.detach().cpu().double()
             if len(low) > MOST_COLUMNS or not bool((low <= high).all()):
@@ -123,6 +137,18 @@ class Teaching:
                 low = torch.minimum(low, self.ranges[name][0])
                 high = torch.maximum(high, self.ranges[name][1])
             self.ranges[name] = low, high
+
+    def check_columns(self, columns: ColumnNames) -> None:
+        """Raise ValueError for a frame whose columns are not those of the training rows."""
+        for name, found in columns.items():
+            if name in self.columns:
+                refuse_other_columns(name, found, self.columns[name])
+
+    def check_levels(self, model: DeclaredModel, batch: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for grey levels, if training prepared images of bytes."""
+        for name, how in self.pixels.items():
+            if how == "dequantise" and name in batch and not batch[name].is_meta:
+                refuse_levels(name, batch[name].max())
 
     def warn_of_other_units(self, model: DeclaredModel, batch: Mapping[str, Tensor]) -> None:
         """Warn if most values of a column lie far outside the range of the training rows.
@@ -230,6 +256,8 @@ class Teaching:
             "ranges": {
                 name: [low.tolist(), high.tolist()] for name, (low, high) in self.ranges.items()
             },
+            "columns": {name: list(columns) for name, columns in self.columns.items()},
+            "pixels": dict(self.pixels),
         }
 
     def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
@@ -242,6 +270,18 @@ class Teaching:
         saved, names = stored.get("untaught"), with_weights(model)
         self.lacked = _columns(model, stored)
         self.ranges = _ranges(model, stored)
+        variables = (*model.graph.observed, *model.graph.given, *model.graph.latents)
+        kept = {
+            key: {name: value for name, value in part.items() if name in variables}
+            for key in ("columns", "pixels")
+            if isinstance(part := stored.get(key), Mapping)
+        }
+        self.columns = {
+            name: tuple(map(str, columns))
+            for name, columns in kept.get("columns", {}).items()
+            if isinstance(columns, list)
+        }
+        self.pixels = {name: str(how) for name, how in kept.get("pixels", {}).items()}
         reasons = (
             {
                 name: None if reason is None else str(reason)
@@ -253,6 +293,26 @@ class Teaching:
         )
         self.record(model, reasons)
         self.record(model, {name: None for name in names if name not in reasons}, trained=True)
+
+
+def check_rows(source: Source, columns: ColumnNames, pixels: Mapping[str, str]) -> None:
+    """Raise ValueError for rows in another form than the training rows: columns, grey levels."""
+    for name, found in source.columns.items():
+        if name in columns:
+            refuse_other_columns(name, found, columns[name])
+    for name, how in pixels.items():
+        if how == "dequantise" and name in source.extents:
+            refuse_levels(name, source.extents[name][1].max())
+
+
+def refuse_levels(name: str, high: Tensor) -> None:
+    """Raise ValueError if the largest value of prepared images lies far above 1."""
+    if high > LARGEST_PIXEL:
+        raise ValueError(
+            f"{name} has values up to {float(high):g}, but training prepared its images of bytes "
+            f"as numbers in (0, 1). They look like grey levels 0 … 255: pass the images as bytes "
+            f"[N, height, width], or spread them over (0, 1) (aevb.data.dequantise({name}, 256))."
+        )
 
 
 def _runs(columns: Collection[int]) -> list[list[int]]:

@@ -22,6 +22,7 @@ from aevb.data.sources import open_source
 from aevb.declare.graph import Graph
 from aevb.model import Model
 from aevb.pictures import replicated
+from aevb.posterior.training_record import check_rows
 from aevb.predictive.replicate import as_array, replicate, some_rows
 from aevb.predictive.statistics import STATISTICS, Statistic, evaluate, usual_statistics
 from aevb.runtime.checked_files import whole_file
@@ -278,6 +279,7 @@ def predictive_check(
         raise ValueError(f"replicates is a whole number, 20 or more, got {replicates!r}.")
     graph = model.graph
     source = open_source(graph, data, model._parameter())
+    check_rows(source, model.teaching.columns, model.teaching.pixels)
     chosen = some_rows(source.n, rows, seed)
     batches = [source.take(chosen[start : start + CHUNK]) for start in range(0, len(chosen), CHUNK)]
     asked = {name: _functions(graph, name, statistics) for name in graph.observed}

@@ -19,6 +19,7 @@ from aevb.data.datasets import Recipe
 from aevb.data.sources import Source, open_source
 from aevb.estimate.metric_names import Metric
 from aevb.model import Model
+from aevb.posterior.training_record import check_rows
 from aevb.training import events
 from aevb.training.after_hook import After, call_after
 from aevb.training.checkpoint import Checkpoint, TrainingError
@@ -361,7 +362,9 @@ class Training:
         if data is None:
             return None
         shown = Checking(progress if self.job.world.first else False, "validation")
-        return open_source(self.model.graph, data, self.model._parameter(), shown)
+        source = open_source(self.model.graph, data, self.model._parameter(), shown)
+        check_rows(source, self.job.source.columns, self.job.source.pixels)
+        return source
 
     def _watch(
         self, progress: bool | None, tensorboard: bool, closing: ExitStack, *, anew: bool

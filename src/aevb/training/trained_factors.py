@@ -16,7 +16,8 @@ def record_trained_factors(job: Job, step: int, left_alone: str | None) -> None:
     if not step:
         return
     model, objective = job.model, job.settings.schedule.objective
-    model.teaching.saw(job.source.extents)
+    source = job.source
+    model.teaching.saw(source.extents, source.columns, source.pixels)
     untrained = {
         name: f"{name} was known in every training row, so that q({name}|·) was not trained"
         for name in known_everywhere(job)
