@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,8 +33,9 @@ from aevb.evidence.amortisation import Gap, split_gap
 from aevb.export import Exported, export_model
 from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, smooth_of
 from aevb.model_folder import write_model
-from aevb.posterior import Imputation, Posterior, impute, posterior_of
+from aevb.posterior import Imputation, Posterior, impute, posterior_of, untrained_gaps_note
 from aevb.posterior.training_record import Teaching
+from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.evaluation_mode import evaluating
 from aevb.runtime.seeding import seeded
@@ -259,7 +261,8 @@ class Model(DeclaredModel):
 
         Returns:
             The bound in ``value`` and its parts in ``terms``. With ``kl_weight``, ``objective`` has
-            the weights and a gradient; ``value`` is still the bound.
+            the weights and a gradient; ``value`` is still the bound. Gaps that q was not trained on
+            make the bound loose; a warning names them.
 
         >>> from aevb import Normal
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
@@ -278,6 +281,8 @@ class Model(DeclaredModel):
                     f"{', '.join(self.graph.latents)}.{did_you_mean(name, self.graph.latents)}"
                 )
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
+        if (note := untrained_gaps_note(self, self.teaching, batch)) is not None:
+            warnings.warn(DataWarning(note), stacklevel=2)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
@@ -348,6 +353,9 @@ class Model(DeclaredModel):
         batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
         found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
+        note = untrained_gaps_note(self, self.teaching, batch)
+        if note is not None and found.method not in ("exact", "prior"):
+            found = replace(found, notes=(*found.notes, note))
         return found if index is None else replace(found, index=index)
 
     @sharing_cores()

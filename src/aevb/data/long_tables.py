@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aevb.data.sequence_index import NO_SPACING, Clock, Key
-from aevb.data.time_steps import ROUNDED, Spacing, UnevenError, spacing_of
+from aevb.data.time_steps import ROUNDED, Spacing, UnevenError, date_format, spacing_of
 from aevb.declare.graph import Graph
 
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
@@ -228,6 +228,12 @@ def lines_of(
     if dates is not None:
         return _dated(dates, order, starts, rows, keys)
     if keys.step != "step":
+        if date_format(ordered) is not None:
+            raise ValueError(
+                f"its times ({keys.step}) are dates written as whole numbers, "
+                f"{ordered.min():.15g} to {ordered.max():.15g}, and numbers have other distances "
+                f"than dates. Write them as dates, such as 2010-12 or 2010-12-31"
+            )
         spacing = Spacing("number", _spacing(ordered, starts, rows, keys))
         return Lines(order, starts, rows, ordered[starts], spacing, keys)
     first = 0 if (ordered <= 0).any() else 1

@@ -4,7 +4,13 @@ q is used if it was trained. The exact posterior is used if q was not trained, o
 """
 
 from aevb.posterior.amortised import Posterior
-from aevb.posterior.choice import UntaughtError, posterior_of, why_not_q
+from aevb.posterior.choice import (
+    UntaughtError,
+    posterior_of,
+    remedy,
+    untrained_gaps_note,
+    why_not_q,
+)
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.imputation import Imputation, impute
 
@@ -15,5 +21,7 @@ __all__ = [
     "UntaughtError",
     "impute",
     "posterior_of",
+    "remedy",
+    "untrained_gaps_note",
     "why_not_q",
 ]
