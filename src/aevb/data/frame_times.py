@@ -11,9 +11,7 @@ import numpy as np
 
 from aevb.data.long_tables import Keys, Lines, row_among, step_among
 from aevb.data.sequence_index import ROW, STEP, Clock, Key, SequenceIndex
-from aevb.data.time_steps import DATES, Spacing, UnevenError, date_format, spacing_of
-
-MOST = 100  # steps added per line of the frame, at most
+from aevb.data.time_steps import DATES, MOST, Spacing, UnevenError, date_format, spacing_of
 
 
 def split_keys(
@@ -359,14 +357,10 @@ def _filled(
             f"are only {index.clock.distance(index.spacing)} apart. Round the times, or number the "
             f"steps 0, 1, 2, …."
         )
-    filled, times = [], []
-    for part, row, known in zip(
-        np.split(lines.order, lines.starts[1:]), positions, index.times, strict=True
-    ):
-        whole = np.full(row[-1] + 1, -1)
-        whole[row] = part
-        filled.append(whole)
-        every = index.spacing.after(known[0], np.arange(len(whole)))
+    times = []
+    for row, known in zip(positions, index.times, strict=True):
+        every = index.spacing.after(known[0], np.arange(row[-1] + 1))
         every[row] = known
         times.append(every)
-    return replace(index, times=times, places=None, other_clock=None), lines, np.concatenate(filled)
+    filled = lines.filled(positions).order
+    return replace(index, times=times, places=None, other_clock=None), lines, filled

@@ -14,6 +14,7 @@ import numpy as np
 
 # Relative error allowed in the spacing of times, because months written in years are rounded.
 ROUNDED = 0.02
+MOST = 100  # steps added per line of a table or frame, at most
 DATES = ("%Y%m", "%Y%m%d")  # formats of dates that may be written as whole numbers
 DAY = 86_400_000_000  # microseconds
 UNITS = (("day", DAY), ("hour", DAY // 24), ("minute", DAY // 1440), ("second", DAY // 86400))
