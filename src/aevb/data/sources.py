@@ -429,9 +429,8 @@ class Mapped(Source):
             self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
         for name, columns in _lacking(self.graph, batch).items():
             self.lacking[name] = self.lacking.get(name, set()) | columns
-        found = GapPatterns.of(self.graph, batch)
-        both = found is not None and self.patterns is not None
-        self.patterns = self.patterns | found if both else found
+        before, found = self.patterns, GapPatterns.of(self.graph, batch)
+        self.patterns = found if before is None or found is None else before | found
         self._release()
 
     def _release(self) -> None:
