@@ -78,7 +78,7 @@ class Source:
 
     Subclasses implement ``read``. ``extents`` holds the smallest and largest value of every column
     of the observed variables, over known entries at real steps. ``lacking`` holds the columns in
-    which at least one row has a missing entry, and ``patterns`` which are missing together.
+    which at least one row has a missing entry, and ``patterns`` how they lie beside one another.
     """
 
     n: int
@@ -429,8 +429,8 @@ class Mapped(Source):
             self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
         for name, columns in _lacking(self.graph, batch).items():
             self.lacking[name] = self.lacking.get(name, set()) | columns
-        before, found = self.patterns, GapPatterns.of(self.graph, batch)
-        self.patterns = found if before is None or found is None else before | found
+        earlier, here = self.patterns, GapPatterns.of(self.graph, batch)
+        self.patterns = here if earlier is None or here is None else earlier | here
         self._release()
 
     def _release(self) -> None:

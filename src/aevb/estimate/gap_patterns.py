@@ -1,4 +1,4 @@
-"""Which entries of rows are missing together: a summary of the patterns in a data set."""
+"""Which entries of rows are missing beside one another: a summary of the patterns in a data set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AT_ONCE = 2**24  # entries that are compared at once
 class GapPatterns:
     """Patterns of missing entries, over the D columns of all observed variables.
 
-    A pair of columns is compared within a step. ``apart[i, j]``: i is missing somewhere beside a
-    known j. ``together[i, j]``: both are missing somewhere. ``throughout[i]``: i is missing in all
-    steps of some row.
+    Columns are compared within a step. ``apart[i, j]``: i is missing somewhere beside a known j.
+    ``most``: the largest number of missing columns. ``throughout[i]``: i is missing in all steps of
+    some row.
 
     >>> import torch
     >>> from aevb import Model, Normal
@@ -33,8 +33,8 @@ class GapPatterns:
     """
 
     apart: Tensor  # [D, D]
-    together: Tensor  # [D, D]
     throughout: Tensor  # [D]
+    most: int
 
     @classmethod
     def of(cls, graph: Graph, batch: Mapping[str, Tensor]) -> GapPatterns | None:
@@ -43,7 +43,7 @@ class GapPatterns:
         if width > MOST_COLUMNS:
             return None
         never = torch.zeros(width, width, dtype=torch.bool)
-        found, missing = cls(never, never, never[0]), missing_of(graph, batch)
+        found, missing = cls(never, never[0], 0), missing_of(graph, batch)
         if missing is None:
             return found
         gone, real = missing
@@ -56,43 +56,42 @@ class GapPatterns:
     def _of_masks(cls, gone: Tensor, real: Tensor) -> GapPatterns:
         here, known = (part.flatten(0, 1).float() for part in (gone, real & ~gone))
         throughout = (gone | ~real).all(0) & gone.any(0)
-        found = here.T @ known > 0, here.T @ here > 0, throughout.any(0)
-        return cls(*(part.cpu() for part in found))
+        apart = here.T @ known > 0
+        return cls(apart.cpu(), throughout.any(0).cpu(), int(here.sum(-1).max()))
 
     def __or__(self, other: GapPatterns) -> GapPatterns:
         """Return the patterns that either summary has."""
         return GapPatterns(
             self.apart | other.apart,
-            self.together | other.together,
             self.throughout | other.throughout,
+            max(self.most, other.most),
         )
 
     # Saving and loading ---------------------------------------------------------------------------
 
-    def state(self) -> dict[str, list[str]]:
-        """Return the summary as JSON-ready data: texts of 0 and 1."""
-        tables = {"apart": self.apart, "together": self.together, "throughout": self.throughout}
+    def state(self) -> dict[str, object]:
+        """Return the summary as JSON-ready data; tables are texts of 0 and 1."""
+
+        def text(row: list[int]) -> str:
+            return "".join(map(str, row))
+
         return {
-            word: [
-                "".join("01"[bit] for bit in row) for row in torch.atleast_2d(table).int().tolist()
-            ]
-            for word, table in tables.items()
+            "apart": [text(row) for row in self.apart.int().tolist()],
+            "throughout": text(self.throughout.int().tolist()),
+            "most": self.most,
         }
 
     @classmethod
     def restored(cls, state: object, width: int) -> GapPatterns | None:
         """Return a saved summary of ``width`` columns; None if there is none."""
-        tables = []
-        for word, count in (("apart", width), ("together", width), ("throughout", 1)):
-            rows = state.get(word) if isinstance(state, Mapping) else None
-            if (
-                not isinstance(rows, list)
-                or len(rows) != count
-                or not all(isinstance(row, str) and len(row) == width for row in rows)
-            ):
-                return None
-            tables.append(torch.tensor([[bit == "1" for bit in row] for row in rows]))
-        return cls(tables[0], tables[1], tables[2][0])
+        found = state if isinstance(state, Mapping) else {}
+        apart, throughout, most = (found.get(word) for word in ("apart", "throughout", "most"))
+        if not isinstance(apart, list) or len(apart) != width or not isinstance(most, int):
+            return None
+        if not all(isinstance(row, str) and len(row) == width for row in (*apart, throughout)):
+            return None
+        table = torch.tensor([[bit == "1" for bit in row] for row in (*apart, throughout)])
+        return cls(table[:-1], table[-1], most)
 
 
 def missing_of(graph: Graph, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:

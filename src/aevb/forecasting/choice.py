@@ -22,7 +22,14 @@ from aevb.forecasting.particles import (
 )
 from aevb.forecasting.request import Past, check_sequences, past_of, prepared
 from aevb.forecasting.sampled import forecast_by_q, q_reads_later
-from aevb.posterior import ExactPosterior, Posterior, UntaughtError, remedy, why_not_q
+from aevb.posterior import (
+    ExactPosterior,
+    Posterior,
+    UntaughtError,
+    remedy,
+    warn_of_unseen_patterns,
+    why_not_q,
+)
 from aevb.posterior.filtered import FilteredPosterior
 from aevb.posterior.training_record import Teaching
 
@@ -227,4 +234,5 @@ def _chosen(
         )
     if filtered is None:
         return "particles", f"not exact: {inexact}"
+    warn_of_unseen_patterns(model, teaching, batch)
     return "q", f"not exact: {inexact}; no particles: {filtered}"

@@ -9,6 +9,7 @@ from aevb.posterior.choice import (
     posterior_of,
     remedy,
     untrained_gaps_note,
+    warn_of_unseen_patterns,
     why_not_q,
 )
 from aevb.posterior.exact import ExactPosterior
@@ -23,5 +24,6 @@ __all__ = [
     "posterior_of",
     "remedy",
     "untrained_gaps_note",
+    "warn_of_unseen_patterns",
     "why_not_q",
 ]

@@ -74,7 +74,7 @@ def posterior_of(
         else why_not_q(model, teaching, batch, first_row, places)
     )
     if method == "auto" and reason is None and not prefer_exact:
-        _warn_of_patterns(model, teaching, batch, first_row, places)
+        warn_of_unseen_patterns(model, teaching, batch, first_row, places)
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
         return ExactPosterior(
@@ -92,7 +92,7 @@ def posterior_of(
         if reason is None and weigh:
             return WeightedPosterior(model, batch, samples=samples, seed=seed)
         if reason is None:
-            _warn_of_patterns(model, teaching, batch, first_row, places)
+            warn_of_unseen_patterns(model, teaching, batch, first_row, places)
             return Posterior(model, batch, samples=samples, seed=seed)
         raise UntaughtError(
             f"{reason}, and the exact posterior is not known: {why}. "
@@ -100,9 +100,14 @@ def posterior_of(
         ) from None
 
 
-def _warn_of_patterns(
-    model: DeclaredModel, teaching: Teaching, batch: Batch, first_row: int, places: Places
+def warn_of_unseen_patterns(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    first_row: int = 0,
+    places: Places = INDICES,
 ) -> None:
+    """Warn if rows have a pattern of gaps that no training row of q had."""
     pattern = _unseen_pattern(model, teaching, batch, first_row, places)
     if pattern is not None:
         warnings.warn(
@@ -193,16 +198,16 @@ def _unseen_pattern(
         i = int(throughout.any(0).nonzero()[0, 0])
         rows, lack = throughout.any(-1), f"{column(i)} in all their steps"
         return _counted(rows, "lacks", "lack", lack, first_row, places)
-    for table, others, where in (
-        (seen.apart, known, "where {} is known"),
-        (seen.together, gone, "where {} is missing, too"),
-    ):
-        pairs = (gone.float() @ (~table).float() > 0) & others  # a new pair with j, [T, N, D]
-        if bool(pairs.any()):
-            step, row, j = pairs.nonzero()[0].tolist()
-            i = int((gone[step, row] & ~table[:, j]).nonzero()[0, 0])
-            lack = f"{column(i)} {where.format(column(j))}"
-            return _counted(pairs.any(-1).any(0), "lacks", "lack", lack, first_row, places)
+    pairs = (gone.float() @ (~seen.apart).float() > 0) & known  # a new pair with j, [T, N, D]
+    if bool(pairs.any()):
+        step, row, j = pairs.nonzero()[0].tolist()
+        i = int((gone[step, row] & ~seen.apart[:, j]).nonzero()[0, 0])
+        lack = f"{column(i)} where {column(j)} is known"
+        return _counted(pairs.any(-1).any(0), "lacks", "lack", lack, first_row, places)
+    count = gone.sum(-1)  # [T, N]
+    if bool((count > seen.most).any()):
+        lack = f"{int(count.max())} columns at once"
+        return _counted((count > seen.most).any(0), "lacks", "lack", lack, first_row, places)
     return None
 
 
@@ -243,7 +248,7 @@ def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places
 def remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
     """Return how to train q for these rows, where :func:`why_not_q` has a reason against it."""
     if _untaught(model, teaching, batch):
-        return "Train q (schedule=joint()), with classify=1 if every row has a label."
+        return "Train q (schedule=joint()), with classify=1 where every row has a label."
     padding = (
         "If the NaN at the ends are only padding, give the lengths of the rows: lengths=…. "
         if open_ended(model.graph, batch) and not teaching.open_ends

@@ -65,7 +65,7 @@ class Teaching:
 
     ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed
     variable, the columns with a missing entry in some training row; None if that is not known.
-    ``patterns``: which columns were missing together; None if that is not known. ``ranges``: per
+    ``patterns``: how they lie beside one another; None if that is not known. ``ranges``: per
     observed variable, the smallest and largest training value of every column.
     """
 
@@ -98,8 +98,8 @@ class Teaching:
     ) -> None:
         """Record that q's factors of these latents were trained.
 
-        ``lacked`` gives the columns with missing entries in the training rows, ``patterns`` those
-        that were missing together; ``open_ends`` says whether rows ended in steps without data.
+        ``lacked`` gives the columns with missing entries in the training rows, ``patterns`` how
+        they lie beside one another; ``open_ends`` says whether rows ended in steps without data.
         """
         if self.lacked is None:
             self.patterns = patterns
