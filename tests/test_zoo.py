@@ -371,3 +371,51 @@ def test_a_likelihood_may_be_a_text_with_settings():
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             zoo["vae"](x=4, z=2, hidden=(4,), likelihood=text)
+
+
+# The conditionals of p ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(zoo))
+def test_every_conditional_is_a_distribution_of_values_of_its_parents(name):
+    model = zoo[name](seed=0)
+    for variable in model.graph.stochastic:
+        for entry in model.graph.p[variable].values():
+            parents = {
+                ref.label: torch.randn(5, model.graph.size(ref.name)) for ref in entry.key.parents
+            }
+            found = model.distribution(str(entry.key.target), parents)
+            drawn = found.sample()
+            assert drawn.shape == (*[5] * bool(parents), model.graph.size(variable))
+            factor = model.factors[entry.id]
+            wanted = factor.distribution(factor(parents).flatten(0, -2))
+            assert torch.equal(
+                found.log_prob(drawn), wanted.log_prob(drawn).reshape(found.log_prob(drawn).shape)
+            )
+
+
+def test_the_conditionals_of_a_chain_add_up_to_log_p():
+    hmm = zoo.hmm(2, 3, seed=0)
+    drawn = hmm.sample(4, steps=6, seed=0)
+    y, x = drawn["y"], drawn["x"]
+    total = hmm.distribution("y[0]").log_prob(y[:, 0])
+    total = total + hmm.distribution("y[t]", {"y[t-1]": y[:, :-1]}).log_prob(y[:, 1:]).sum(1)
+    total = total + hmm.distribution("x[t]", {"y[t]": y}).log_prob(x).sum((1, 2))
+    torch.testing.assert_close(total, hmm.log_prob(**drawn))
+    by_class = hmm.distribution("x[t]", {"y[t]": y.argmax(-1)}).mean
+    assert torch.equal(by_class, hmm.distribution("x[t]", {"y[t]": y}).mean)
+
+
+@pytest.mark.parametrize(
+    ("variable", "parents", "message"),
+    [
+        ("z[t]", {}, "p has no conditional of 'z[t]'; it has those of y[0], y[t], x[t]."),
+        ("y[t]", None, "y[t] | y[t-1] needs values of y[t-1]; got none."),
+        ("y[0]", {"y[t-1]": [0]}, "y[0] needs values of no parents; got y[t-1]."),
+        ("y[t]", {"y[t-1]": [3]}, "y[t-1] has classes 0 to 2, got [3]."),
+        ("x[t]", {"y[t]": [0.5]}, "y[t] has 3 numbers on its last axis, got shape [1]."),
+    ],
+)
+def test_conditionals_of_other_variables_or_parents_are_refused(variable, parents, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        zoo.hmm(2, 3).distribution(variable, parents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,12 +11,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401 (the examples in docstrings use it)
+import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.sequences import column_names, frames_in_arrays, future_in_arrays
-from aevb.declare.conditionals import Conditional
+from aevb.declare.conditionals import Conditional, Factor
 from aevb.declare.missing_members import explaining_missing_members
 from aevb.declare.networks import Shape
 from aevb.declare.own_networks import is_maker, own_networks, wrap
@@ -32,8 +34,9 @@ from aevb.evidence.amortisation import Gap, split_gap
 from aevb.export import Exported, export_model
 from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, smooth_of
 from aevb.model_folder import write_model
-from aevb.posterior import Imputation, Posterior, impute, posterior_of
+from aevb.posterior import Imputation, Posterior, impute, posterior_of, untrained_gaps_note
 from aevb.posterior.training_record import Teaching
+from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.evaluation_mode import evaluating
 from aevb.runtime.seeding import seeded
@@ -269,7 +272,8 @@ class Model(DeclaredModel):
 
         Returns:
             The bound in ``value`` and its parts in ``terms``. With ``kl_weight``, ``objective`` has
-            the weights and a gradient; ``value`` is still the bound.
+            the weights and a gradient; ``value`` is still the bound. Gaps that q was not trained on
+            make the bound loose; a warning names them.
 
         >>> from aevb import Normal
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
@@ -288,6 +292,8 @@ class Model(DeclaredModel):
                     f"{', '.join(self.graph.latents)}.{did_you_mean(name, self.graph.latents)}"
                 )
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
+        if (note := untrained_gaps_note(self, self.teaching, batch)) is not None:
+            warnings.warn(DataWarning(note), stacklevel=2)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
@@ -358,6 +364,9 @@ class Model(DeclaredModel):
         batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
         found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
+        note = untrained_gaps_note(self, self.teaching, batch)
+        if note is not None and found.method not in ("exact", "prior"):
+            found = replace(found, notes=(*found.notes, note))
         return found if index is None else replace(found, index=index)
 
     @sharing_cores()
@@ -742,6 +751,62 @@ class Model(DeclaredModel):
         if index is None:
             return found
         return replace(found, index=index, notes=named(found.notes, index.ids))
+
+    def distribution(self, variable: str, parents: Mapping[str, Any] | None = None) -> Distribution:
+        """The conditional of a variable in p, given values of its parents.
+
+        Arguments:
+            variable: The variable as p declares it: "x", "x[t]", or "x[0]" for a first step.
+            parents: A value of each parent, by its name in the declaration, such as
+                ``{"z[t-1]": z}``: numbers [..., size], or whole numbers [...] that are classes.
+
+        Returns:
+            The torch distribution, with the shape of the parents' values, and with gradients.
+
+        >>> from aevb import zoo
+        >>> hmm = zoo.hmm(2, 3, seed=0)
+        >>> moves = hmm.distribution("y[t]", {"y[t-1]": torch.arange(3)})
+        >>> moves.probs.shape, moves.probs.sum(-1)  # the transition matrix: from, to
+        (torch.Size([3, 3]), tensor([1., 1., 1.], grad_fn=<SumBackward1>))
+        >>> hmm.distribution("x[t]", {"y[t]": torch.arange(3)}).mean.shape
+        torch.Size([3, 2])
+        """
+        entries = {
+            str(entry.key.target): entry
+            for name in self.graph.stochastic
+            for entry in self.graph.p[name].values()
+        }
+        wanted, values = variable.replace(" ", ""), dict(parents or {})
+        if wanted not in entries:
+            raise ValueError(
+                f"p has no conditional of {variable!r}; it has those of {', '.join(entries)}."
+                f"{did_you_mean(wanted, list(entries))}"
+            )
+        entry, like = entries[wanted], self._parameter()
+        needed = {ref.label: ref.name for ref in entry.key.parents}
+        if values.keys() != needed.keys():
+            raise ValueError(
+                f"{entry.key} needs values of {', '.join(needed) or 'no parents'}; got "
+                f"{', '.join(map(str, values)) or 'none'}."
+            )
+        inputs = {}
+        for label, name in needed.items():
+            value, size = torch.as_tensor(values[label], device=like.device), self.graph.size(name)
+            classes = name in self.graph.stochastic and self.graph.rule("p", name).spec.categorical
+            if classes and not value.is_floating_point():
+                if bool((value < 0).any() or (value >= size).any()):
+                    raise ValueError(f"{label} has classes 0 to {size - 1}, got {value.tolist()}.")
+                value = torch.nn.functional.one_hot(value, size)
+            if value.dim() == 0 or value.shape[-1] != size:
+                raise ValueError(
+                    f"{label} has {size} numbers on its last axis, got shape {list(value.shape)}."
+                )
+            inputs[label] = value.to(like.dtype)
+        factor = self.factors[entry.id]
+        assert isinstance(factor, Factor)
+        with evaluating(self), self._in_its_precision():
+            raw = factor(inputs)
+            return factor.distribution(raw if inputs else raw[0, 0])
 
     def log_prob(self, *, steps: Any = None, lengths: Any = None, **assignment: Any) -> Tensor:
         """Compute log p of a complete assignment.

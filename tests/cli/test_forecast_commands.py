@@ -313,6 +313,32 @@ DATED = """date,series,flow
 """
 
 
+def test_holes_in_the_times_are_missing_steps_when_asked(place, monkeypatch, capsys):
+    """The results are those of the same file with a line of an empty cell."""
+    whole = "month,flow\n" + "".join(f"2024-{i:02},{i % 3}\n" for i in range(1, 10))
+    (place / "whole.csv").write_text(whole.replace("2024-04,1", "2024-04,"))
+    (place / "holed.csv").write_text(whole.replace("2024-04,1\n", ""))
+    train = ("train", "models.py:level", "--steps", 3, "--schedule", "mle", "--data")
+    told = mistake(monkeypatch, capsys, *train, "holed.csv", "--out", "no")
+    assert "from month 2024-03 to 2024-05" in told
+    assert "add the missing steps (--gaps missing" in told
+    run(monkeypatch, capsys, *train, "whole.csv", "--out", "whole")
+    run(monkeypatch, capsys, *train, "holed.csv", "--out", "holed", "--gaps", "missing")
+    for command in ("forecast", "impute"):
+        run(monkeypatch, capsys, command, "whole", "--out", "whole-out.csv")
+        run(monkeypatch, capsys, command, "holed", "--out", "holed-out.csv")  # the run keeps it
+        assert (place / "whole-out.csv").read_text() == (place / "holed-out.csv").read_text()
+        mistake(monkeypatch, capsys, command, "whole", "holed.csv", "--out", "other.csv")
+        run(
+            monkeypatch, capsys, command, "whole", "holed.csv", "--gaps", "missing",
+            "--out", "other.csv",
+        )  # fmt: skip
+        assert (place / "other.csv").read_text() == (place / "whole-out.csv").read_text()
+    assert 'gaps is "missing" or left out' in mistake(
+        monkeypatch, capsys, "smooth", "whole", "--gaps", "no", "--out", "other.csv"
+    )
+
+
 def test_dates_and_words_number_the_results(place, monkeypatch, capsys):
     """All commands take the file; the values are those of the same file with numbers."""
     (place / "dated.csv").write_text(DATED)

@@ -65,6 +65,27 @@ def test_ids_are_words_in_the_order_of_the_file(tmp_path):
     assert lines.rows.tolist() == ["010", "007"]
 
 
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("year", [1900, 1901, 1902, 1903]), ("month", ["2024-11", "2024-12", "2025-01", "2025-02"])],
+)
+def test_holes_are_filled_with_missing_steps_when_asked(tmp_path, name, times):
+    path = tmp_path / "t.csv"
+    text = f"id,{name},x\nb,{times[0]},1\nb,{times[3]},2\na,{times[1]},3\na,{times[2]},4\n"
+    path.write_text(text)
+    found, lines = read_lines(path, level().graph, fill=True)
+    first, second = found["x"]
+    assert first[[0, 3], 0].tolist() == [1.0, 2.0]
+    assert np.isnan(first[1:3, 0]).all()
+    assert second[:, 0].tolist() == [3.0, 4.0]
+    assert lines.numbers(np.zeros(4, int), np.arange(4)) == [f"b,{time}," for time in times]
+    assert lines.span == f"{name} {times[0]} to {times[3]}"
+    assert lines.constants("c", np.array([7.0, 7.0, 8.0, 8.0])).tolist() == [7.0, 8.0]
+    path.write_text("date,x\n2024-01-01,1\n2024-01-02,1\n2034-01-01,2\n")
+    with pytest.raises(ValueError, match="filling its holes would add 3,651 steps to 3 lines"):
+        read_lines(path, level().graph, fill=True)
+
+
 def test_sequences_of_one_step_have_no_later_times(tmp_path):
     _, lines = lines_of(tmp_path / "t.csv", "row,date,x\na,2024-01-01,1\nb,2024-01-01,2\n")
     assert lines.numbers(np.array([1]), np.array([0])) == ["b,2024-01-01,"]

@@ -82,6 +82,16 @@ def test_data_on_which_a_density_is_unbounded_are_refused_before_training(
     assert torch.isfinite(model.elbo(x=x).value).all()  # only training would diverge
 
 
+def test_a_constant_series_is_called_constant():
+    """It is one row, but more rows are not what it lacks."""
+    with pytest.raises(
+        ValueError,
+        match=r"^x has a single series, and it is constant, but p gives x a Normal whose scale is "
+        r"learned.* Train on a series that varies, dequantise",
+    ):
+        fit(zoo.local_level(), {"x": np.full((1, 20, 1), 3.0)}, steps=1)
+
+
 @pytest.mark.parametrize(
     ("family", "x"),
     [

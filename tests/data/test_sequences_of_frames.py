@@ -252,6 +252,7 @@ def test_classes_constants_and_pictures(tmp_path):
 
 
 DAYS = pd.Series(np.arange(8.0), pd.date_range("2024-01-01", periods=8), name="x")
+YYYYMM = pd.DataFrame({"month": [201011, 201012, 201101], "x": 0.0})
 BAD_FRAMES = {
     "not sorted": (
         lambda: sequences(DAYS[::-1]),
@@ -261,7 +262,27 @@ BAD_FRAMES = {
     ),
     "not sorted within an id": (
         lambda: sequences(pl.DataFrame({"id": [1, 2, 1], "t": [5, 1, 4], "x": 0.0})),
-        "after t 5 comes 4 of id 1. Sort the frame, e.g. frame.sort('t').",
+        "after t 5 comes 4 of id 1. Sort the frame, e.g. frame.sort('id', 't').",
+    ),
+    "not sorted, with columns of ids and times": (
+        lambda: sequences(
+            pd.DataFrame({"patient_id": [1, 2, 1], "date": DAYS.index[:3][::-1]}).assign(x=0.0)
+        ),
+        "Sort the frame, e.g. frame.sort_values(['patient_id', 'date']).",
+    ),
+    "months as numbers": (
+        lambda: sequences(YYYYMM, gaps="missing"),
+        "The times 'month' are dates written as whole numbers, 201011 to 201101. Numbers have "
+        "other distances than dates. Convert them: frame['month'] = "
+        "pd.to_datetime(frame['month'], format='%Y%m').",
+    ),
+    "months as numbers in the index": (
+        lambda: sequences(YYYYMM.set_index("month")),
+        "Convert them: frame.index = pd.to_datetime(frame.index, format='%Y%m').",
+    ),
+    "days as numbers": (
+        lambda: sequences(pl.DataFrame({"day": [20240229, 20240301], "x": 0.0}), time="day"),
+        "Convert them: frame.with_columns(pl.col('day').cast(pl.String).str.to_date('%Y%m%d')).",
     ),
     "a time twice": (
         lambda: sequences(DAYS.iloc[[0, 1, 1, 2]]),

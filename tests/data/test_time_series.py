@@ -131,7 +131,7 @@ REFUSED = {
     ),
     "a gap": (
         "year,x\n1,1\n2,1\n3,1\n5,1\n",
-        "goes from year 3 to 5, where steps are 1 apart. Add lines with empty cells",
+        "goes from year 3 to 5, where steps are 1 apart. If nothing was observed between",
     ),
     "a gap in a row": ("id,t,x\n1,1,1\n1,2,1\n9,1,1\n9,2,1\n9,4,1\n", "row 9 goes from t 2 to 4"),
     "two rows without numbers": (
@@ -203,8 +203,14 @@ REFUSED = {
     ),
     "a hole between dates": (
         "id,date,x\na,2001-01-01,1\na,2001-01-02,2\nb,2001-01-03,1\nb,2001-01-05,2\n",
-        "row b goes from date 2001-01-03 to 2001-01-05, where steps are 1 day apart. Add lines "
-        "with empty cells for what lies between, or number the steps 0, 1, 2, … in a column step",
+        "row b goes from date 2001-01-03 to 2001-01-05, where steps are 1 day apart. If "
+        "nothing was observed between, add the missing steps (--gaps missing, or "
+        'aevb.sequences(frame, gaps="missing")), or number the steps 0, 1, 2, … in a column step',
+    ),
+    "months as numbers": (
+        "month,x\n201011,1\n201012,2\n201101,1\n",
+        "its times (month) are dates written as whole numbers, 201011 to 201101, and numbers have "
+        "other distances than dates. Write them as dates, such as 2010-12 or 2010-12-31",
     ),
     "uneven dates": (
         "date,x\n2001-01-01,1\n2001-01-03,2\n2001-01-06,1\n",

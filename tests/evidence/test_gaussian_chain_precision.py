@@ -4,12 +4,14 @@ diffuse starts, little noise, mixed scales.
 
 from __future__ import annotations
 
+import math
+
 import mpmath
 import numpy as np
 import pytest
 import torch
 
-from aevb import Model, Normal, linear
+from aevb import Model, Normal, linear, zoo
 from aevb.declare.distributions import inverse_softplus
 from aevb.evidence.exact import exact_evidence
 from aevb.evidence.filtering import Filter
@@ -188,3 +190,18 @@ def test_smoothed_variances_keep_their_digits(case):
             for t in range(steps)
         ]
     np.testing.assert_allclose(found, exact, rtol=1e-6)
+
+
+def test_a_nearly_flat_start_costs_no_digits_of_the_smoother(monkeypatch):
+    """The lag is as long as the memory allows; a warning comes only where 1 % may be lost."""
+    model = zoo.seasonal(4, seed=0).double()
+    x = torch.randn(1, 24, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[0, [1, 6]] = math.nan
+    wanted = model.smooth(x=x).sd
+    for largest, error in ((24 * 60**2, 1e-12), (1, 2e-3)):  # lags of 10 steps and of none
+        monkeypatch.setattr("aevb.evidence.smoothing.LARGEST", largest)
+        found = model.smooth(x=x).sd
+        for name, sd in wanted.items():
+            torch.testing.assert_close(found[name], sd, rtol=error, atol=0.0)
+    with pytest.warns(UserWarning, match=r"may be wrong by 1 %.* zoo.seasonal\(12, start=1e3\)\.$"):
+        zoo.seasonal(4, start=1e7, seed=0).double().smooth(x=x)

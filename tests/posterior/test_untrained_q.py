@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from aevb import (
     Bernoulli,
@@ -30,6 +33,7 @@ from aevb import (
     mlp,
 )
 from aevb.predictive.replicate import complete
+from aevb.runtime.checked_files import DataWarning
 from aevb.training.schedules import Phase, Schedule
 
 NAN = math.nan
@@ -199,6 +203,89 @@ def test_q_that_saw_gaps_in_one_column_does_not_answer_for_gaps_in_another(tmp_p
     first[0, 0], second[0, 1] = NAN, NAN
     fit(linear, {"x": first}, steps=3)
     assert (linear.posterior(x=first).method, linear.posterior(x=second).method) == ("q", "exact")
+
+
+def test_bounds_on_gaps_that_q_was_not_trained_on_say_so():
+    """They are bounds all the same, so that they warn where a posterior is refused."""
+    x = (randn(40, 3) > 0).float()
+    gaps = x.clone()
+    gaps[3, 1] = NAN
+    model = binary()
+    model.elbo(x=gaps)  # q was never trained, or is trained by the user's own loop
+    fit(model, {"x": x}, steps=3)
+    lacks = r"1 row lacks entries of x \(first, from 0: row 3\), which q was not trained on"
+    with pytest.warns(DataWarning, match=f"{lacks}.*may be far too low. Train on rows with missi"):
+        model.elbo(x=gaps)
+    assert re.match(lacks, model.log_evidence(x=gaps, samples=4, seed=0).notes[-1])
+    assert not any(
+        "not trained on" in note
+        for found in (
+            model.log_evidence(x=gaps, method="prior", samples=4),
+            model.log_evidence(x=x, samples=4),
+        )
+        for note in found.notes
+    )
+    linear = factors()
+    fit(linear, {"x": correlated()}, steps=3)
+    lacking = correlated()
+    lacking[0, 0] = NAN
+    assert linear.log_evidence(x=lacking).notes == ()  # exact
+
+
+def whole_steps(model: Model) -> Tensor:
+    """Train on rows with whole steps missing; return complete rows."""
+    x = randn(20, 6, 2)
+    gaps = x.clone()
+    gaps[::3, 2] = NAN
+    fit(model, {"x": gaps}, steps=3)
+    model.impute(x=gaps)
+    return x
+
+
+def test_q_warns_of_a_pattern_of_gaps_that_it_was_not_trained_on(tmp_path):
+    """q that saw whole steps missing has seen every column missing, but none beside a known one."""
+    model = deep(columns=2)
+    x = whole_steps(model)
+    model.save(tmp_path / "saved")
+    given = deep(columns=2)
+    given.load_state_dict(model.state_dict())
+    one, all_steps = x.clone(), x.clone()
+    one[4:6, 3, 1], all_steps[7, :, 0] = NAN, NAN
+    for found in (model, load(tmp_path / "saved"), given):
+        beside = r"2 rows lack column 1 of x where column 0 of x is known \(first, from 0: row 4\)"
+        for ask in (found.posterior, found.impute, found.elbo):
+            with pytest.warns(DataWarning, match=f"{beside}, a pattern that no training row of q"):
+                ask(x=one)
+        with pytest.warns(DataWarning, match=r"1 row lacks column 0 of x in all their steps"):
+            found.impute(x=all_steps)
+        assert re.match(beside, found.log_evidence(x=one, samples=4).notes[-1])
+    fit(model, {"x": one}, steps=3)
+    model.impute(x=one)  # now it has
+    single = deep(columns=2)
+    apart = x.clone()
+    apart[::4, 1, 0] = apart[1::4, 2, 1] = NAN
+    fit(single, {"x": apart}, steps=3)
+    both = x.clone()
+    both[0, 2] = NAN
+    with pytest.warns(DataWarning, match=r"1 row lacks 2 columns at once \(first"):
+        single.posterior(x=both)
+
+
+def test_patterns_of_gaps_of_a_file_in_parts_and_of_damaged_records(tmp_path, monkeypatch):
+    x = (randn(40, 3) > 0).float().numpy()
+    x[2, 0] = x[39, 1] = x[39, 2] = NAN
+    np.save(tmp_path / "x.npy", x)
+    monkeypatch.setattr("aevb.data.sources.CHUNK", 12)
+    model = binary()
+    fit(model, {"x": tmp_path / "x.npy"}, steps=3)
+    patterns = model.teaching.patterns
+    assert patterns.apart.int().tolist() == [[0, 1, 1], [1, 0, 0], [1, 0, 0]]
+    assert (patterns.throughout.tolist(), patterns.most) == ([True] * 3, 2)
+    state = model.teaching.state(model)
+    assert state["patterns"]["apart"] == ["011", "100", "100"]
+    for damaged in (None, 3, {}, {"apart": ["011"]}, {**state["patterns"], "throughout": 3}):
+        model.teaching.restore(model, {**state, "patterns": damaged})
+        assert model.teaching.patterns is None
 
 
 def test_gaps_that_only_a_later_part_of_a_file_has_are_on_record(tmp_path, monkeypatch):
@@ -434,10 +521,10 @@ def test_an_exact_posterior_is_refused_where_there_is_none():
 # The end of a sequence ----------------------------------------------------------------------------
 
 
-def deep(q_reads: str = "x[t]") -> Model:
+def deep(q_reads: str = "x[t]", columns: int = 1) -> Model:
     torch.manual_seed(0)
     return Model(
-        p={"z[t] | z[t-1]": Normal(1, net=mlp(4)), "x[t] | z[t]": Normal(1)},
+        p={"z[t] | z[t-1]": Normal(1, net=mlp(4)), "x[t] | z[t]": Normal(columns)},
         q={f"z[t] | z[t-1], {q_reads}": Normal(net=mlp(4))},
     )
 
@@ -458,6 +545,16 @@ def test_q_does_not_forecast():
         ask(x=ends, method="q")
         with pytest.raises(ValueError, match=r"1 row lacks entries of x \(first, from 0: row 1\)"):
             ask(x=gaps)
+    ends[2, 1] = NAN
+    both = (
+        r"1 row ends in steps without data \(first, from 0: row 1\).*; 1 row lacks entries of x "
+        r"\(first, from 0: row 2\).*lengths=…\. Train on rows with missing entries too \(NaN\)"
+    )
+    forecast = partial(model.forecast, steps=2)
+    for ask in (model.impute, model.filter, model.smooth, forecast):
+        with pytest.raises(ValueError, match=both):
+            ask(x=ends)
+    ends[2, 1] = 0.0
     fit(model, {"x": gaps}, steps=3)
     assert model.posterior(x=gaps).method == "q"
     with pytest.raises(ValueError, match="cannot forecast"):

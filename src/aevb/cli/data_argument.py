@@ -48,6 +48,7 @@ def load_rows(
     seed: int,
     *,
     missing: Sequence[str] | None = None,
+    gaps: str | None = None,
     whole: bool = False,
 ) -> Loaded:
     """Load the rows that a command names, or else those of the run, prepared as in training.
@@ -61,7 +62,7 @@ def load_rows(
     from aevb.data.datasets import load
 
     if is_table_run(run):
-        refuse_options({"--prepare": prepare})
+        refuse_options({"--prepare": prepare, "--gaps": gaps})
         return loaded_rows(run, data, missing)
     recipe = whole_of(recipe_of(run)) if whole else recipe_of(run)
     name = data or (recipe.data if recipe else None)
@@ -72,7 +73,9 @@ def load_rows(
 
     def rows(like: Recipe | None) -> Loaded:
         markers = only_numbers(missing)
-        return load(name, model.graph, prepare=prepare, seed=seed, missing=markers, like=like)
+        return load(
+            name, model.graph, prepare=prepare, seed=seed, missing=markers, gaps=gaps, like=like
+        )
 
     try:
         found = rows(recipe)

@@ -12,7 +12,7 @@ from aevb.cli.array_files import refuse_kind, write
 from aevb.cli.data_argument import batches, counted_rows, load_rows, without_latents
 from aevb.cli.model_argument import open_run
 from aevb.cli.open_table import File, is_table_run
-from aevb.cli.options import RunData, RunFolder, RunMissing, Seed, path, refuse_input
+from aevb.cli.options import Gaps, RunData, RunFolder, RunMissing, Seed, path, refuse_input
 from aevb.cli.use import one_file
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def forecast(
     ] = None,
     data: RunData = None,
     missing: RunMissing = None,
+    gaps: Gaps = None,
     samples: Samples = 500,
     seed: Seed = 0,
 ) -> None:
@@ -79,7 +80,7 @@ def forecast(
         from aevb.forecasting.picture import check_kind
 
         check_kind(plot)
-    model, loaded = _open(run, one_file(file, data), missing, samples, seed, out, plot)
+    model, loaded = _open(run, one_file(file, data), missing, gaps, samples, seed, out, plot)
     check_continuable(model.graph)
     for place in (out, plot):
         if place is not None and given is not None:
@@ -140,6 +141,7 @@ def smooth(
     ] = False,
     data: RunData = None,
     missing: RunMissing = None,
+    gaps: Gaps = None,
     samples: Samples = 500,
     seed: Seed = 0,
 ) -> None:
@@ -155,7 +157,7 @@ def smooth(
 
     if out is None:
         raise ValueError("Say where to write the states, e.g. --out states.csv.")
-    model, loaded = _open(run, one_file(file, data), missing, samples, seed, out, None)
+    model, loaded = _open(run, one_file(file, data), missing, gaps, samples, seed, out, None)
     graph, beliefs = model.graph, filter_batch if filtered else smooth_batch
     rows = without_latents(model, loaded.train.data)
     parts = [
@@ -204,6 +206,7 @@ def _open(
     run: Path,
     data: str | None,
     missing: Sequence[str] | None,
+    gaps: str | None,
     samples: int,
     seed: int,
     *outs: Path | None,
@@ -221,7 +224,7 @@ def _open(
     model = open_run(run)
     if not any(model.graph.timed[name] for name in model.graph.observed):
         raise ValueError(f"The model of {run} has no sequences: no observed variable has [t].")
-    loaded = load_rows(run, model, data, None, seed, missing=missing, whole=True)
+    loaded = load_rows(run, model, data, None, seed, missing=missing, gaps=gaps, whole=True)
     for out in outs:
         if out is not None:
             refuse_input(out, loaded.recipe.data)

@@ -253,6 +253,16 @@ RunMissing = Annotated[
         rich_help_panel="Data",
     ),
 ]
+Gaps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="missing",
+        help="Steps that a series of a table lacks between two of its times are missing ones "
+        "(--gaps missing); without it they are an error. A run keeps it.",
+        rich_help_panel="Data",
+        autocompletion=words("missing"),
+    ),
+]
 UnknownLevels = Annotated[
     str | None,
     typer.Option(

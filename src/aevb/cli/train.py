@@ -24,6 +24,7 @@ from aevb.cli.model_argument import code_of, is_run, program, resolve
 from aevb.cli.options import (
     Data,
     Device,
+    Gaps,
     Kind,
     Missing,
     Prepare,
@@ -98,6 +99,7 @@ def train(
     without: Without = None,
     prepare: Prepare = None,
     missing: Missing = None,
+    gaps: Gaps = None,
     size: Size = None,
     validation: Validation = None,
     hold_out: Annotated[
@@ -193,7 +195,7 @@ def train(
     asked = given_settings(settings)
     trackers = trackers_of([*(track or ()), *["tensorboard"] * tensorboard])
     if names_table(model):
-        refuse_for_tables(model, data, prepare, seeds)
+        refuse_for_tables(model, data, prepare, seeds, gaps)
         given = _over(read_toml(config) if config is not None else {}, asked)
         options = TableOptions(
             model_,
@@ -265,6 +267,7 @@ def train(
             hold_out=hold_out,
             split=split,
             missing=markers,
+            gaps=gaps,
             like=before,
             size=side_lengths(size),
         )
@@ -373,7 +376,9 @@ def _early(run: Run) -> str:
     return f", {run.ended}" if run.ended.startswith("stopped early") else ""
 
 
-def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: int | None) -> None:
+def refuse_for_tables(
+    table: str, data: str | None, prepare: str | None, seeds: int | None, gaps: str | None = None
+) -> None:
     """Refuse options that a table has no use for."""
     if data is not None:
         raise ValueError(
@@ -384,6 +389,10 @@ def refuse_for_tables(table: str, data: str | None, prepare: str | None, seeds: 
         raise ValueError(
             "Columns of a table are standardised as their kinds need it. Leave out --prepare, or "
             "use --kind."
+        )
+    if gaps is not None:
+        raise ValueError(
+            "The rows of a table are no series, so there are no steps to fill. Leave out --gaps."
         )
     if seeds is not None:
         raise ValueError(

@@ -30,6 +30,7 @@ from aevb.cli.missing_marks import only_numbers
 from aevb.cli.model_argument import open_run
 from aevb.cli.open_table import File, is_table_run, refuse_options, refuse_without_table
 from aevb.cli.options import (
+    Gaps,
     Quiet,
     RunData,
     RunDevice,
@@ -67,6 +68,7 @@ def evaluate(
     data: RunData = None,
     prepare: RunPrepare = None,
     missing: RunMissing = None,
+    gaps: Gaps = None,
     unknown_levels: UnknownLevels = None,
     samples: Annotated[
         int | None,
@@ -108,7 +110,7 @@ def evaluate(
         check_evidence(evidence)
     data = one_file(file, data)
     if is_table_run(run):
-        refuse_options({"--prepare": prepare, "--device": asked_device(device)})
+        refuse_options({"--prepare": prepare, "--gaps": gaps, "--device": asked_device(device)})
         evaluate_table(
             run,
             data,
@@ -122,7 +124,7 @@ def evaluate(
     refuse_without_table({"--unknown-levels": unknown_levels})
     samples = SAMPLES if samples is None else samples
     model = open_run(run).to(device_of(device))
-    loaded = load_rows(run, model, data, prepare, seed, missing=missing)
+    loaded = load_rows(run, model, data, prepare, seed, missing=missing, gaps=gaps)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
     values = evaluation.evaluate_precisely(model, source, seed=seed)
@@ -482,6 +484,7 @@ def impute(
         ),
     ] = None,
     missing: RunMissing = None,
+    gaps: Gaps = None,
     unknown_levels: UnknownLevels = None,
     samples: Annotated[
         int,
@@ -512,7 +515,7 @@ def impute(
 
     data = one_file(file, data)
     if is_table_run(run):
-        refuse_options({"--device": asked_device(device)})
+        refuse_options({"--gaps": gaps, "--device": asked_device(device)})
         impute_table(run, data, missing, out, seed, unknown_levels=unknown_levels, std=std)
         return
     refuse_without_table({"--unknown-levels": unknown_levels, "--std": std or None})
@@ -525,7 +528,7 @@ def impute(
     if name is None:
         raise ValueError("Say which file to fill, e.g. --data table.csv.")
     refuse_input(out, name)
-    loaded = load(name, graph, missing=only_numbers(missing), like=whole_of(recipe))
+    loaded = load(name, graph, missing=only_numbers(missing), gaps=gaps, like=whole_of(recipe))
     means, method = _imputed(model, loaded.train.data, samples, seed)
     raw, lengths = pad(
         graph, loaded.train.raw, loaded.train.raw.get(STEPS), loaded.train.raw.get(LENGTHS)

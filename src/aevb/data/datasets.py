@@ -64,6 +64,7 @@ class Recipe:
     split: int = 0  # and the seed that chose them
     seed: int = 0  # the seed of random preparations
     missing: list[Any] | None = None  # numbers and words that mark missing cells of a table
+    gaps: str | None = None  # "missing" if steps that a table lacks are missing ones
     known: list[str] | None = (
         None  # the variables, latents included, that the training rows have values of
     )
@@ -178,6 +179,7 @@ def _table_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _KINDS: dict[str, Callable[[Any], bool]] = {  # checks of a recipe's fields
     **dict.fromkeys(("data", "prepare", "validation", "digest"), _is(str)),
+    "gaps": lambda value: value == "missing",
     **dict.fromkeys(("split", "seed"), _whole(0, 2**63 - 1)),
     "levels": _whole(2, 2**53),
     "steps": _whole(1, 2**24),
@@ -323,6 +325,7 @@ def load(
     hold_out: float = 0.0,
     split: int = 0,
     missing: Sequence[float] | None = None,
+    gaps: str | None = None,
     like: Recipe | None = None,
     size: tuple[int, int] | None = None,
 ) -> Loaded:
@@ -331,7 +334,8 @@ def load(
     A built-in data set has test rows. For a file, ``validation`` names a file of test rows, or
     ``hold_out`` gives the fraction of rows to hold out. Which rows are held out depends on
     ``split`` only, so runs with different seeds are evaluated on the same rows. ``missing`` are
-    numbers that mark missing cells of a table. ``like`` is the recipe of a run: rows are then
+    numbers that mark missing cells of a table. ``gaps="missing"`` adds the steps that a table with
+    times lacks, as missing ones. ``like`` is the recipe of a run: rows are then
     prepared like its training rows. If these had no values of a latent, values in the new rows are
     labels for comparison, not data, because the run numbered its classes itself. ``size`` is the
     (height, width) to which the files of a folder of images are resized.
@@ -354,6 +358,10 @@ def load(
         )
     if missing:
         recipe = replace(recipe, missing=[float(number) for number in missing])
+    if gaps is not None:
+        if gaps != "missing":
+            raise ValueError(f'gaps is "missing" or left out, got {gaps!r}.')
+        recipe = replace(recipe, gaps=gaps)
     if recipe.missing and name in NAMES:
         raise ValueError(f"{name} has no missing cells; --missing is for tables.")
     if name in NAMES and (recipe.hold_out or recipe.validation):
@@ -479,7 +487,7 @@ def _file(
         data, labels, recipe = _images(path, graph, recipe)
     else:
         recipe = _laid_out(path, graph, recipe)
-        data, lines = _read(path, graph, recipe.columns, recipe.missing)
+        data, lines = _read(path, graph, recipe.columns, recipe.missing, recipe.gaps)
         shape = data[x][0].shape if isinstance(data[x], list) else data[x].shape[1:]
         image, flat = image_shape(shape), len(graph.shapes[x]) == 1
         grey = image is not None and len(shape) == 2 and flat
@@ -500,7 +508,7 @@ def _file(
             rows, test_labels, _ = _images(other, graph, recipe)
         else:
             columns = _laid_out(other, graph, recipe).columns
-            rows = _read(other, graph, columns, recipe.missing)[0]
+            rows = _read(other, graph, columns, recipe.missing, recipe.gaps)[0]
         test = _flat(graph, x, rows)
     elif recipe.hold_out:
         n = len(data[x])
@@ -575,9 +583,14 @@ def _read(
     graph: Graph,
     columns: Mapping[str, list[str]] | None,
     missing: Sequence[float] | None,
+    gaps: str | None,
 ) -> tuple[dict[str, Any], Lines | None]:
     data, lines = read_lines(
-        path, graph, columns=columns if is_table(path) else None, missing=missing or ()
+        path,
+        graph,
+        columns=columns if is_table(path) else None,
+        missing=missing or (),
+        fill=gaps is not None,
     )
     if graph.observed[0] not in data:
         raise ValueError(f"{path} holds {', '.join(data)}, but not {graph.observed[0]}.")

@@ -66,11 +66,12 @@ def read_lines(
     columns: Mapping[str, list[str]] | None = None,
     check: bool = True,
     missing: Sequence[float] = (),
+    fill: bool = False,
 ) -> tuple[dict[str, Any], Lines | None]:
     """Read the arrays of a file as :func:`read_file` does, and the lines of a long table.
 
     A long table has one line per step. The second value says which lines belong to which row; it is
-    None for other files.
+    None for other files. With ``fill``, steps that a long table lacks are added as missing ones.
     """
     if is_image_folder(path):
         return _images(path, graph, only), None
@@ -130,7 +131,7 @@ def read_lines(
         "leave its cells empty, or add --missing {marker}.",
     ):
         warnings.warn(warning, stacklevel=2)
-    return _split(path, table, graph, only, columns, check, written)
+    return _split(path, table, graph, only, columns, check, written, fill or not check)
 
 
 def _images(path: Path, graph: Graph, only: str | None) -> dict[str, Any]:
@@ -245,6 +246,7 @@ def _split(
     columns: Mapping[str, list[str]] | None,
     check: bool,
     written: Mapping[str, Key],
+    fill: bool,
 ) -> tuple[dict[str, Any], Lines | None]:
     """Split the columns of a table into arrays by variable.
 
@@ -313,7 +315,7 @@ def _split(
                 found | stacked,
                 INDICES if table.lines is None else Places(table.lines.tolist(), taken, wide),
             ), None
-        by_row = lines_of(np.asarray(table.values), table.names, keys, table.lines, written)
+        by_row = lines_of(np.asarray(table.values), table.names, keys, table.lines, written, fill)
         for name in taken if keys.step is None else ():
             if not _labels(graph, name):
                 refuse_count(found[name][by_row.order], taken[name], name)
@@ -324,7 +326,7 @@ def _split(
         places = (
             INDICES
             if table.lines is None
-            else Places(np.split(table.lines[by_row.order], by_row.starts[1:]), taken)
+            else Places(np.split(table.lines[by_row.nearest], by_row.starts[1:]), taken)
         )
         return Placed(found | stacked, places), by_row
     except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,7 @@ import numpy as np
 
 from aevb.data.long_tables import Keys, Lines, row_among, step_among
 from aevb.data.sequence_index import ROW, STEP, Clock, Key, SequenceIndex
-from aevb.data.time_steps import Spacing, UnevenError, spacing_of
-
-MOST = 100  # steps added per line of the frame, at most
+from aevb.data.time_steps import DATES, MOST, Spacing, UnevenError, date_format, spacing_of
 
 
 def split_keys(
@@ -117,8 +115,10 @@ def key_of(word: str, values: Any, library: str) -> Key:
         import narwhals as nw
         import pandas as pd
 
-        native = values.to_native() if isinstance(values, nw.Series) else values
-        return replace(_of_pandas(word, pd.Index(native, name=native.name)), level=native.name)
+        column = isinstance(values, nw.Series)
+        native = values.to_native() if column else values
+        key = _of_pandas(word, pd.Index(native, name=native.name), column=column)
+        return replace(key, level=native.name, column=column)
     name = values.name
     _refuse_missing(word, name, values.is_null().to_numpy())
     if word == "id":
@@ -127,7 +127,13 @@ def key_of(word: str, values: Any, library: str) -> Key:
 
     kind = values.dtype
     if kind.is_numeric():
-        return Key(name, _numbers(name, values.to_numpy()))
+        at = f"pl.col({name!r})"
+        month, day = f"pl.date({at} // 100, {at} % 100, 1)", f"{at}.cast(pl.String).str.to_date"
+        fix = {
+            "%Y%m": f"frame.with_columns({month}.alias({name!r}))",
+            "%Y%m%d": f"frame.with_columns({day}('%Y%m%d'))",
+        }
+        return Key(name, _numbers(name, values.to_numpy(), fix))
     if kind == nw.Date:
         return Key(name, values.to_numpy().astype("datetime64[us]"), Clock("date", days=True))
     if kind == nw.Datetime:
@@ -146,7 +152,7 @@ def key_of(word: str, values: Any, library: str) -> Key:
     )
 
 
-def _of_pandas(word: str, values: Any) -> Key:
+def _of_pandas(word: str, values: Any, *, column: bool) -> Key:
     import pandas as pd
 
     name = (ROW if word == "id" else "time") if values.name is None else values.name
@@ -164,7 +170,10 @@ def _of_pandas(word: str, values: Any) -> Key:
         utc = _micro(values.tz_convert("UTC").tz_localize(None).to_numpy())
         return Key(name, wall, Clock("date", str(values.tz)), utc)
     if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype != bool:
-        return Key(STEP if values.name is None else name, _numbers(name, values.to_numpy()))
+        place = f"frame[{name!r}]" if column else "frame.index"
+        fix = {form: f"{place} = pd.to_datetime({place}, format={form!r})" for form in DATES}
+        numbers = _numbers(name, values.to_numpy(), fix)
+        return Key(STEP if values.name is None else name, numbers)
     raise ValueError(
         f"The times {name!r} are of type {values.dtype} (first: {values[0]!r}), neither numbers "
         f"nor dates. Convert them: pd.to_datetime(…), or .to_timestamp(). If they name the "
@@ -176,11 +185,18 @@ def _micro(values: np.ndarray) -> np.ndarray:
     return values.astype("datetime64[us]")
 
 
-def _numbers(name: Any, values: np.ndarray) -> np.ndarray:
+def _numbers(name: Any, values: np.ndarray, fix: Mapping[str, str]) -> np.ndarray:
+    """Check times that are numbers; ``fix`` is the code that reads them as dates, by format."""
     if values.dtype.kind not in "iuf":
         values = values.astype(float)
     if not np.isfinite(values).all():
         raise ValueError(f"The times {name!r} are not all finite.")
+    if (form := date_format(values)) is not None:
+        raise ValueError(
+            f"The times {name!r} are dates written as whole numbers, {values[0]:.15g} to "
+            f"{values[-1]:.15g}. Numbers have other distances than dates. Convert them: "
+            f"{fix[form]}."
+        )
     return values.astype(np.int64) if values.dtype.kind == "u" else values
 
 
@@ -238,6 +254,7 @@ def index_of(
             for known, clock, other in times.clocks(order, starts)
         ],
         by_id=rows is not None,
+        sorting=_sorting(library, rows, times),
     )  # fmt: skip
     holes = [np.diff(row) > 1 for row in positions]
     if not any(hole.any() for hole in holes):
@@ -247,11 +264,13 @@ def index_of(
     return _filled(index, lines, positions, count)
 
 
-def _spaced(choices: list[SequenceIndex], *, by_id: bool) -> tuple[SequenceIndex, list[np.ndarray]]:
+def _spaced(
+    choices: list[SequenceIndex], *, by_id: bool, sorting: str
+) -> tuple[SequenceIndex, list[np.ndarray]]:
     """Return the first index whose times are even, and the positions of its times in steps."""
     uneven = ""
     for index in choices:
-        _check_order(index, by_id)
+        _check_order(index, by_id, sorting)
         try:
             spacing, positions = spacing_of(index.times)
         except UnevenError as error:
@@ -261,21 +280,17 @@ def _spaced(choices: list[SequenceIndex], *, by_id: bool) -> tuple[SequenceIndex
     raise ValueError(uneven)
 
 
-def _check_order(index: SequenceIndex, by_id: bool) -> None:
+def _check_order(index: SequenceIndex, by_id: bool, sorting: str) -> None:
     name = index.time_name
     for row, times in enumerate(index.times):
         between = np.diff(times).astype(float)
         if (between < 0).any():
             at = int((between < 0).argmax())
             before, here = (index.clock.text(time) for time in times[at : at + 2])
-            sort = (
-                "frame.sort_index()" if index.library == "pandas"
-                else f"frame.sort({name!r})" if index.library == "polars"
-                else f"table.sort_by({name!r})"
-            )  # fmt: skip
             raise ValueError(
                 f"The times are not in order: after {name} {before} comes {here}"
-                f"{index.among(row)}. Sort the frame, e.g. {sort}." + ("" if by_id else _several())
+                f"{index.among(row)}. Sort the frame, e.g. {sorting}."
+                + ("" if by_id else _several())
             )
         if (between == 0).any():
             time = index.clock.text(times[int((between == 0).argmax())])
@@ -283,6 +298,16 @@ def _check_order(index: SequenceIndex, by_id: bool) -> None:
                 f"The {name} {time} occurs twice{index.among(row)}. Keep one line of a time (or "
                 f"their mean)." + ("" if by_id else _several())
             )
+
+
+def _sorting(library: str, rows: Key | None, times: Key) -> str:
+    """Return the code that sorts a frame by its ids and times."""
+    keys = [str(key.name) for key in (rows, times) if key is not None and key.column]
+    if library == "pyarrow":
+        return f"table.sort_by({[(key, 'ascending') for key in keys]!r})"
+    if library == "polars":
+        return f"frame.sort({', '.join(map(repr, keys))})"
+    return f"frame.sort_values({keys!r})" if times.column else "frame.sort_index()"
 
 
 def _several() -> str:
@@ -332,14 +357,10 @@ def _filled(
             f"are only {index.clock.distance(index.spacing)} apart. Round the times, or number the "
             f"steps 0, 1, 2, …."
         )
-    filled, times = [], []
-    for part, row, known in zip(
-        np.split(lines.order, lines.starts[1:]), positions, index.times, strict=True
-    ):
-        whole = np.full(row[-1] + 1, -1)
-        whole[row] = part
-        filled.append(whole)
-        every = index.spacing.after(known[0], np.arange(len(whole)))
+    times = []
+    for row, known in zip(positions, index.times, strict=True):
+        every = index.spacing.after(known[0], np.arange(row[-1] + 1))
         every[row] = known
         times.append(every)
-    return replace(index, times=times, places=None, other_clock=None), lines, np.concatenate(filled)
+    filled = lines.filled(positions).order
+    return replace(index, times=times, places=None, other_clock=None), lines, filled

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from aevb.data.sequence_index import NO_SPACING, Clock, Key
-from aevb.data.time_steps import ROUNDED, Spacing, UnevenError, spacing_of
+from aevb.data.time_steps import MOST, ROUNDED, Spacing, UnevenError, date_format, spacing_of
 from aevb.declare.graph import Graph
 
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
@@ -40,6 +40,10 @@ STEPS = (
 COUNTED = 5  # fewest lines for an evenly rising column to count as a line number
 # A column is sorted on purpose if its values have at least this many orders (as a logarithm).
 SORTED = math.log(20_000)
+ADD = (
+    "If nothing was observed between, add the missing steps (--gaps missing, or "
+    'aevb.sequences(frame, gaps="missing"))'
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def _is_id(name: str) -> bool:
 class Lines:
     """The lines of each row of a long table, and how the table numbers rows and steps."""
 
-    order: np.ndarray  # the indices of the lines, sorted by row and step
+    order: np.ndarray  # the indices of the lines, sorted by row and step; −1 for added steps
     starts: np.ndarray  # where each row begins in that order
     rows: np.ndarray  # the rows' numbers or words in the table
     begins: np.ndarray  # the number (time) of every row's first step,
@@ -112,7 +116,10 @@ class Lines:
 
         The result is an array if all lengths are equal, else a list.
         """
-        rows = np.split(values[self.order], self.starts[1:])
+        ordered = values[self.order]
+        if (added := self.order < 0).any():  # NaN is missing, and so is the label −1
+            ordered[added] = np.nan if ordered.dtype.kind == "f" else -1
+        rows = np.split(ordered, self.starts[1:])
         return np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
 
     def constants(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -120,9 +127,9 @@ class Lines:
 
         It must be equal on all lines of a row.
         """
-        ordered = values[self.order]
-        found = ordered[self.starts]
-        lengths = np.diff([*self.starts, len(ordered)])
+        here = self.order >= 0
+        ordered, found = values[self.order[here]], values[self.order[self.starts]]
+        lengths = np.add.reduceat(here, self.starts, dtype=np.int64)
         again = np.repeat(found, lengths, 0)
         differs = (
             ((ordered != again) & ~(np.isnan(ordered) & np.isnan(again)))
@@ -136,6 +143,24 @@ class Lines:
                 f"of its lines"
             )
         return found
+
+    def filled(self, positions: Sequence[np.ndarray]) -> Lines:
+        """Add the steps between the first and the last step of each row.
+
+        ``positions`` holds the position of the lines of each row, counted in steps from 0.
+        """
+        parts = []
+        for lines, at in zip(np.split(self.order, self.starts[1:]), positions, strict=True):
+            parts.append(np.full(at[-1] + 1, -1))
+            parts[-1][at] = lines
+        starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
+        return replace(self, order=np.concatenate(parts), starts=starts)
+
+    @property
+    def nearest(self) -> np.ndarray:
+        """The order with the line before an added step in its place."""
+        places = np.where(self.order < 0, 0, np.arange(len(self.order)))
+        return self.order[np.maximum.accumulate(places)]
 
     def numbers(self, rows: np.ndarray, steps: np.ndarray) -> list[str]:
         """Format these rows and steps as the first cells of a line, numbered as in the table."""
@@ -176,11 +201,13 @@ def lines_of(
     keys: Keys,
     numbers_of_lines: np.ndarray | None = None,
     written: Mapping[str, Key] = MappingProxyType({}),
+    fill: bool = False,
 ) -> Lines:
     """Sort the lines of a table by row and step; refuse a row with missing or repeated steps.
 
     ``numbers_of_lines`` are the line numbers in the file, for messages. ``written`` holds the ids
-    that are words and the times that are dates; the table has the numbers of the ids instead.
+    that are words and the times that are dates; the table has the numbers of the ids instead. With
+    ``fill``, steps that are missing between two times of a row are added.
     """
     numbers = [_column(values, names, key) for key in (keys.row, keys.step)]
     for key, column in zip((keys.row, keys.step), numbers, strict=True):
@@ -226,8 +253,16 @@ def lines_of(
     if keys.step is None:
         return Lines(order, starts, rows, np.zeros(len(rows)), one, keys)
     if dates is not None:
-        return _dated(dates, order, starts, rows, keys)
+        return _dated(dates, order, starts, rows, keys, fill)
     if keys.step != "step":
+        if date_format(ordered) is not None:
+            raise ValueError(
+                f"its times ({keys.step}) are dates written as whole numbers, "
+                f"{ordered.min():.15g} to {ordered.max():.15g}, and numbers have other distances "
+                f"than dates. Write them as dates, such as 2010-12 or 2010-12-31"
+            )
+        if fill and not (np.diff(ordered)[np.diff(row[order]) == 0] == 0).any():
+            return _filled_numbers(ordered, Lines(order, starts, rows, ordered[starts], one, keys))
         spacing = Spacing("number", _spacing(ordered, starts, rows, keys))
         return Lines(order, starts, rows, ordered[starts], spacing, keys)
     first = 0 if (ordered <= 0).any() else 1
@@ -262,8 +297,38 @@ def _quoted(cell: str) -> str:
     return f'"{doubled}"'
 
 
+def _filled_numbers(ordered: np.ndarray, lines: Lines) -> Lines:
+    """Add the missing steps of a table whose times are rising numbers."""
+    try:
+        spacing, positions = spacing_of(np.split(ordered, lines.starts[1:]))
+    except UnevenError as error:
+        raise ValueError(
+            f"some of its steps ({lines.keys.step}) are {error} apart, but all steps of a model "
+            f"have one length. Round the times, or number the steps 0, 1, 2, … in a column step, "
+            f"and drop {lines.keys.step!r}"
+        ) from None
+    return _filled(replace(lines, spacing=spacing), positions)
+
+
+def _filled(lines: Lines, positions: Sequence[np.ndarray]) -> Lines:
+    """Add the missing steps, unless there are too many of them."""
+    count = len(lines.order)
+    added = sum(int(row[-1]) + 1 for row in positions) - count
+    if added > MOST * count:
+        raise ValueError(
+            f"filling its holes would add {added:,} steps to {count:,} lines, because some lines "
+            f"are only {lines.spacing} apart. Round the times ({lines.keys.step})"
+        )
+    return lines.filled(positions)
+
+
 def _dated(
-    dates: Key, order: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys
+    dates: Key,
+    order: np.ndarray,
+    starts: np.ndarray,
+    rows: np.ndarray,
+    keys: Keys,
+    fill: bool,
 ) -> Lines:
     """Return the lines of a table whose times are dates, which must be evenly spaced."""
     uneven = ""
@@ -281,16 +346,18 @@ def _dated(
                 f"one length. Round the times, {number}"
             )
             continue
+        begins = np.array([each[0] for each in times])
+        found = Lines(order, starts, rows, begins, spacing, keys, clock)
+        if fill:
+            return _filled(found, positions)
         for row, each, at in zip(rows, times, positions, strict=True):
             if (hole := np.diff(at) > 1).any():
                 before, here = (clock.text(time) for time in each[hole.argmax() :][:2])
                 raise ValueError(
                     f"{f'row {row}' if keys.row else 'it'} goes from {keys.step} {before} to "
-                    f"{here}, where steps are {spacing} apart. Add lines with empty cells for what "
-                    f"lies between, {number}"
+                    f"{here}, where steps are {spacing} apart. {ADD}, {number}"
                 )
-        begins = np.array([each[0] for each in times])
-        return Lines(order, starts, rows, begins, spacing, keys, clock)
+        return found
     raise ValueError(uneven)
 
 
@@ -329,8 +396,8 @@ def _spacing(time: np.ndarray, starts: np.ndarray, rows: np.ndarray, keys: Keys)
             raise ValueError(_twice(where, keys, here))
         raise ValueError(
             f"{where} goes from {keys.step} {before} to {here}, where steps are {spacing:.15g} "
-            f"apart. Add lines with empty cells for what lies between, or number the steps 0, 1, "
-            f"2, … in a column step, and drop {keys.step!r}"
+            f"apart. {ADD}, or number the steps 0, 1, 2, … in a column step, and drop "
+            f"{keys.step!r}"
         )
     exact = (between[inner] == spacing).all()
     return spacing if exact else float(between[inner].mean())

@@ -56,6 +56,7 @@ def refuse_degenerate(graph: Graph, source: Source) -> None:
                         degenerate,
                         source,
                         graph.size(name),
+                        timed=graph.timed[name],
                     ),
                     name,
                     span=float((high - low)[low <= high].max()),
@@ -214,20 +215,29 @@ def _degenerate(entry: Entry) -> Degenerate | None:
 
 
 def _message(
-    name: str, family: str, columns: list[int], degenerate: Degenerate, source: Source, d: int
+    name: str,
+    family: str,
+    columns: list[int],
+    degenerate: Degenerate,
+    source: Source,
+    d: int,
+    *,
+    timed: bool,
 ) -> str:
     _, what, why, fix, _ = degenerate
     n, which = (
         source.n,
         f"{len(columns)} of {d} columns that are {what} ({source.places.among(name, columns)})",
     )
+    first = "Train on more rows" if n == 1 else "Drop these columns"
     if n == 1 and len(columns) == d:
         which = "a single row, so every column is constant"
+    if n == 1 and len(columns) == d and timed:
+        which, first = f"a single series, and it is {what}", "Train on a series that varies"
     reason = (
         f"but p gives {name} a {family}{why and ' ' + why}: its density has no bound there, and "
         f"training would only sharpen it"
     )
-    first = "Train on more rows" if n == 1 else "Drop these columns"
     return (
         f"{name} has {which}, {reason}. {first}, dequantise them (aevb.data.dequantise), or {fix}."
     )

@@ -136,6 +136,7 @@ class Key:
     clock: Clock = field(default_factory=lambda: Clock("number"))
     utc: np.ndarray | None = None  # the times in UTC, if the frame's have a zone
     level: Any = None  # the name of the level of an index of pandas, None if it has no name
+    column: bool = True  # whether it is a column, not a level of an index of pandas
 
     def clocks(
         self, order: np.ndarray, starts: np.ndarray

@@ -39,6 +39,7 @@ from aevb.estimate.batch import (
     raw_on_axes,
     unmasked,
 )
+from aevb.estimate.gap_patterns import GapPatterns
 from aevb.estimate.keys import LENGTHS, STEPS, is_mask, mask_of, masks_of
 from aevb.estimate.places import INDICES, ColumnNames, Placed, Places, columns_of, places_of
 from aevb.runtime.checked_files import check_mapped
@@ -83,7 +84,7 @@ class Source:
 
     Subclasses implement ``read``. ``extents`` holds the smallest and largest value of every column
     of the observed variables, over known entries at real steps. ``lacking`` holds the columns in
-    which at least one row has a missing entry.
+    which at least one row has a missing entry, and ``patterns`` how they lie beside one another.
     """
 
     n: int
@@ -91,6 +92,7 @@ class Source:
     fresh: dict[str, Fresh]
     extents: Extents
     lacking: dict[str, set[int]]
+    patterns: GapPatterns | None
     near = False  # whether the rows are on the model's device
     windows: Windows | None = None  # groups of rows that are read together, if there are any
     places: Places = INDICES  # names of rows and columns in messages
@@ -250,9 +252,10 @@ class Resident(Source):
         )
         self.batch = {name: _own(value, owners.get(name)) for name, value in self.batch.items()}
         self.n = next(iter(self.batch.values())).shape[-2]
-        self.extents, self.lacking = (
+        self.extents, self.lacking, self.patterns = (
             _extents(graph, self.batch, self.fresh),
             _lacking(graph, self.batch),
+            GapPatterns.of(graph, self.batch),
         )
         self.near = like.device == self.like.device or _fits(self.batch, self.like)
         if self.near:
@@ -285,7 +288,7 @@ class Resident(Source):
             source.extents,
             True,
         )
-        self.batch, self.lacking = {}, source.lacking
+        self.batch, self.lacking, self.patterns = {}, source.lacking, source.patterns
         # The order of rows must not depend on the device.
         self.windows = source.windows
         for start in range(0, self.n, source.part):
@@ -394,7 +397,7 @@ class Mapped(Source):
         costly = any(is_lazy(value) and memory_map(value) is None for value in values.values())
         self.hashed = Digest() if costly else None
         self.masks: set[str] = set()
-        self.extents, self.lacking = {}, {}
+        self.extents, self.lacking, self.patterns = {}, {}, None
         self.part = max(
             1,
             CHUNK
@@ -433,6 +436,8 @@ class Mapped(Source):
             self.extents[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
         for name, columns in _lacking(self.graph, batch).items():
             self.lacking[name] = self.lacking.get(name, set()) | columns
+        earlier, here = self.patterns, GapPatterns.of(self.graph, batch)
+        self.patterns = here if earlier is None or here is None else earlier | here
         self._release()
 
     def _release(self) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 # Relative error allowed in the spacing of times, because months written in years are rounded.
 ROUNDED = 0.02
+MOST = 100  # steps added per line of a table or frame, at most
+DATES = ("%Y%m", "%Y%m%d")  # formats of dates that may be written as whole numbers
 DAY = 86_400_000_000  # microseconds
 UNITS = (("day", DAY), ("hour", DAY // 24), ("minute", DAY // 1440), ("second", DAY // 86400))
 
@@ -63,6 +65,31 @@ class Spacing:
             unit, one = next(((u, one) for u, one in UNITS if size % one == 0), (unit, 1))
             size = int(size // one)
         return f"{size:.15g} {unit}{'s' * (size != 1)}"
+
+
+def date_format(times: np.ndarray) -> str | None:
+    """Return the format of whole numbers that write months or dates of 1900 to 2100, else None.
+
+    >>> import numpy as np
+    >>> date_format(np.array([201011, 201012, 201101])), date_format(np.array([20240131, 20240201]))
+    ('%Y%m', '%Y%m%d')
+    >>> date_format(np.array([201012, 201013])) is None
+    True
+    """
+    if len(times) < 2 or not (times == np.round(times)).all():
+        return None
+    for form, whole in zip(DATES, (times * 100 + 1, times), strict=True):
+        if not ((whole >= 19000101) & (whole <= 21001231)).all():
+            continue
+        days = whole.astype(np.int64)
+        year, month, day = days // 10000, days // 100 % 100, days % 100
+        if not ((month >= 1) & (month <= 12) & (day >= 1)).all():
+            continue
+        months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+        length = (months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")
+        if (day <= length.astype(np.int64)).all():
+            return form
+    return None
 
 
 class UnevenError(ValueError):

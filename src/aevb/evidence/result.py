@@ -124,7 +124,7 @@ def weight_notes(
     finite, threshold, notes = value.isfinite(), reliable_shape(samples), []
     if bad := int(((khat > threshold) & finite).sum()):
         why = (
-            f"a few of the {samples} {what} carry the mean, which is then too low, and its error "
+            f"a few of the {samples} {what} carry the mean, which may be too low, and its error "
             f"too small"
         )
         notes.append(

@@ -22,7 +22,14 @@ from aevb.forecasting.particles import (
 )
 from aevb.forecasting.request import Past, check_sequences, past_of, prepared
 from aevb.forecasting.sampled import forecast_by_q, q_reads_later
-from aevb.posterior import ExactPosterior, Posterior, UntaughtError, why_not_q
+from aevb.posterior import (
+    ExactPosterior,
+    Posterior,
+    UntaughtError,
+    remedy,
+    warn_of_unseen_patterns,
+    why_not_q,
+)
 from aevb.posterior.filtered import FilteredPosterior
 from aevb.posterior.training_record import Teaching
 
@@ -220,13 +227,12 @@ def _chosen(
         return "exact", "known for this model"
     reason = why_not_q(model, teaching, batch)
     if reason is not None:
+        particles = ' Or use method="particles" with many samples.' if filtered is None else ""
         raise UntaughtError(
-            f"{reason}, and an exact result is not known: {inexact}. Train q "
-            f'(schedule=joint()), or use method="particles" with many samples.'
-            if filtered is None
-            else f"{reason}, and an exact result is not known: {inexact}. Train q "
-            f"(schedule=joint())."
+            f"{reason}, and an exact result is not known: {inexact}. "
+            f"{remedy(model, teaching, batch)}{particles}"
         )
     if filtered is None:
         return "particles", f"not exact: {inexact}"
+    warn_of_unseen_patterns(model, teaching, batch)
     return "q", f"not exact: {inexact}; no particles: {filtered}"

@@ -447,7 +447,7 @@ def _evidence(found: Evidence) -> dict[str, Any]:
 
 
 def _untrusted(found: Evidence) -> int:
-    """The number of rows whose estimate a few samples carry, which is then too low."""
+    """The number of rows whose estimate a few samples carry, which may be too low."""
     khat, samples = found.diagnostics.get("khat"), found.diagnostics.get("samples")
     if not isinstance(khat, Tensor) or not isinstance(samples, int):
         return 0

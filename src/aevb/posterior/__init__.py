@@ -4,7 +4,14 @@ q is used if it was trained. The exact posterior is used if q was not trained, o
 """
 
 from aevb.posterior.amortised import Posterior
-from aevb.posterior.choice import UntaughtError, posterior_of, why_not_q
+from aevb.posterior.choice import (
+    UntaughtError,
+    posterior_of,
+    remedy,
+    untrained_gaps_note,
+    warn_of_unseen_patterns,
+    why_not_q,
+)
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.imputation import Imputation, impute
 
@@ -15,5 +22,8 @@ __all__ = [
     "UntaughtError",
     "impute",
     "posterior_of",
+    "remedy",
+    "untrained_gaps_note",
+    "warn_of_unseen_patterns",
     "why_not_q",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from aevb.declare.graph import Graph
 from aevb.derive.completion import incomplete
 from aevb.estimate.batch import Batch, split_latents
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.gap_patterns import missing_of
 from aevb.estimate.keys import mask_of, real_steps
 from aevb.estimate.places import INDICES, Places
 from aevb.evidence.structure import NotExactError
@@ -16,8 +19,11 @@ from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.training_record import Teaching
 from aevb.posterior.weighted import WeightedPosterior
+from aevb.runtime.checked_files import DataWarning
 
 METHODS = ("auto", "q", "exact")
+UNSEEN = "a pattern that no training row of q had"
+LOOSE = "An estimate of log p by draws of q may be far too low."
 
 
 class UntaughtError(ValueError):
@@ -68,6 +74,7 @@ def posterior_of(
         else why_not_q(model, teaching, batch, first_row, places)
     )
     if method == "auto" and reason is None and not prefer_exact:
+        warn_of_unseen_patterns(model, teaching, batch, first_row, places)
         return Posterior(model, batch, samples=samples, seed=seed)
     try:
         return ExactPosterior(
@@ -85,11 +92,31 @@ def posterior_of(
         if reason is None and weigh:
             return WeightedPosterior(model, batch, samples=samples, seed=seed)
         if reason is None:
+            warn_of_unseen_patterns(model, teaching, batch, first_row, places)
             return Posterior(model, batch, samples=samples, seed=seed)
         raise UntaughtError(
             f"{reason}, and the exact posterior is not known: {why}. "
-            f"{_remedy(model, teaching, batch)}"
+            f"{remedy(model, teaching, batch)}"
         ) from None
+
+
+def warn_of_unseen_patterns(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    first_row: int = 0,
+    places: Places = INDICES,
+) -> None:
+    """Warn if rows have a pattern of gaps that no training row of q had."""
+    pattern = _unseen_pattern(model, teaching, batch, first_row, places)
+    if pattern is not None:
+        warnings.warn(
+            DataWarning(
+                f"{pattern}, {UNSEEN}. The posterior by q may be far too narrow and far off. "
+                f"Train on rows with such gaps."
+            ),
+            stacklevel=4,
+        )
 
 
 def why_not_q(
@@ -100,18 +127,31 @@ def why_not_q(
     places: Places = INDICES,
 ) -> str | None:
     """Return the reason why q cannot be used for these rows, as text; None if it can."""
-    if reason := _untaught(model, teaching, batch):
-        return reason
-    rows = _open_ended(model.graph, batch)
-    if rows is not None and not teaching.open_ends:
-        ends = _counted(rows, "ends", "end", "in steps without data", first_row, places)
-        return f"{ends}, which q was not trained on, so it cannot forecast them"
+    return _untaught(model, teaching, batch) or _untrained_gaps(
+        model, teaching, batch, first_row, places
+    )
+
+
+def _untrained_gaps(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    first_row: int = 0,
+    places: Places = INDICES,
+) -> str | None:
+    """Return which gaps of these rows q was not trained on, as text; None if there are none."""
+    reasons, ends = [], None if teaching.open_ends else _ends(model.graph, batch)
+    if ends is not None:
+        counted = _counted(ends.any(0), "ends", "end", "in steps without data", first_row, places)
+        reasons.append(f"{counted}, which q was not trained on, so it cannot forecast them")
     unseen = teaching.unseen(model, _unknown(model, batch))
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(
             sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device
         )
         lacking = ~batch[mask_of(name)].index_select(-1, columns)
+        if ends is not None and model.graph.timed[name]:
+            lacking = lacking & ~ends[..., None]
         if bool(lacking.any()):
             lacks = _counted(
                 lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places
@@ -122,10 +162,67 @@ def why_not_q(
                 if len(columns) == model.graph.size(name)
                 else f"every entry of {places.among(name, [first])}"
             )
-            return (
+            reasons.append(
                 f"{lacks}, which q was not trained on: its training rows had {had}, and it would "
                 f"read a missing entry as 0"
             )
+            break
+    return "; ".join(reasons) or None
+
+
+def _unseen_pattern(
+    model: DeclaredModel,
+    teaching: Teaching,
+    batch: Batch,
+    first_row: int = 0,
+    places: Places = INDICES,
+) -> str | None:
+    """Return which columns these rows lack in a pattern that no training row of q had."""
+    graph, seen = model.graph, teaching.patterns
+    read = read_by_q(graph)
+    missing = None if seen is None else missing_of(graph, batch)
+    if seen is None or missing is None or not teaching.holds(model, _unknown(model, batch)):
+        return None
+    labels = [(name, i) for name in graph.observed for i in range(graph.size(name))]
+    used = torch.tensor([name in read for name, _ in labels])
+    gone, real = (part.cpu() for part in missing)
+    gone = gone & used
+    known = real & ~gone & used
+
+    def column(i: int) -> str:
+        name, place = labels[i]
+        return f"{places.among(name, [place]).removesuffix(', from 0')} of {name}"
+
+    throughout = (gone | ~real).all(0) & gone.any(0) & ~seen.throughout  # [N, D]
+    if bool(throughout.any()) and len(gone) > 1:
+        i = int(throughout.any(0).nonzero()[0, 0])
+        rows, lack = throughout.any(-1), f"{column(i)} in all their steps"
+        return _counted(rows, "lacks", "lack", lack, first_row, places)
+    pairs = (gone.float() @ (~seen.apart).float() > 0) & known  # a new pair with j, [T, N, D]
+    if bool(pairs.any()):
+        step, row, j = pairs.nonzero()[0].tolist()
+        i = int((gone[step, row] & ~seen.apart[:, j]).nonzero()[0, 0])
+        lack = f"{column(i)} where {column(j)} is known"
+        return _counted(pairs.any(-1).any(0), "lacks", "lack", lack, first_row, places)
+    count = gone.sum(-1)  # [T, N]
+    if bool((count > seen.most).any()):
+        lack = f"{int(count.max())} columns at once"
+        return _counted((count > seen.most).any(0), "lacks", "lack", lack, first_row, places)
+    return None
+
+
+def untrained_gaps_note(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str | None:
+    """Return a note on estimates with draws of q, if q was not trained on the gaps of these rows.
+
+    None if q was never trained, since a user's own loop may be training it.
+    """
+    if not teaching.holds(model, _unknown(model, batch)):
+        return None
+    reason = _untrained_gaps(model, teaching, batch)
+    if reason is not None:
+        return f"{reason}. {LOOSE} {remedy(model, teaching, batch)}"
+    if (pattern := _unseen_pattern(model, teaching, batch)) is not None:
+        return f"{pattern}, {UNSEEN}. {LOOSE} Train on rows with such gaps."
     return None
 
 
@@ -148,13 +245,18 @@ def _counted(rows: Tensor, does: str, do: str, what: str, first_row: int, places
     )
 
 
-def _remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
-    if teaching.untaught(model):
-        return "Train q (schedule=joint(); classify=1 where every row has a label)."
-    if open_ended(model.graph, batch) and not teaching.open_ends:
-        return "If the NaN are only padding, give the lengths of the rows: lengths=…."
+def remedy(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str:
+    """Return how to train q for these rows, where :func:`why_not_q` has a reason against it."""
+    if _untaught(model, teaching, batch):
+        return "Train q (schedule=joint()), with classify=1 where every row has a label."
+    padding = (
+        "If the NaN at the ends are only padding, give the lengths of the rows: lengths=…. "
+        if open_ended(model.graph, batch) and not teaching.open_ends
+        else ""
+    )
     return (
-        "Train on rows with missing entries too (NaN); for example, remove some entries at random."
+        f"{padding}Train on rows with missing entries too (NaN), of the same kind; for example, "
+        f"remove some entries at random."
     )
 
 
@@ -177,19 +279,19 @@ def read_by_q(graph: Graph) -> set[str]:
     }
 
 
-def _open_ended(graph: Graph, batch: Batch) -> Tensor | None:
-    """Return a mask of the rows [N] whose last step has no observed variable; None if none."""
+def _ends(graph: Graph, batch: Batch) -> Tensor | None:
+    """Return a mask [T, N] of the steps after the last one with data; None if there are none."""
     timed = [name for name in graph.observed if graph.timed[name]]
     if not timed or any(mask_of(name) not in batch for name in timed):
         return None
     seen = torch.stack([batch[mask_of(name)].any(-1) for name in timed]).any(0)  # [T, N]
     steps = real_steps(batch)
     real = torch.ones_like(seen) if steps is None else steps.squeeze(-1)
-    last = real & ~torch.cat([real[1:], torch.zeros_like(real[:1])])
-    rows = (last & ~seen).any(0)
-    return rows if bool(rows.any()) else None
+    later = (seen & real).flip(0).int().cummax(0).values.flip(0).bool()
+    ends = real & ~later
+    return ends if bool(ends.any()) else None
 
 
 def open_ended(graph: Graph, batch: Batch) -> bool:
     """Return whether any row ends in a step without an observed variable."""
-    return _open_ended(graph, batch) is not None
+    return _ends(graph, batch) is not None

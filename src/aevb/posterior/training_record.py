@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from aevb.data.sources import Source
 from aevb.estimate.declared_model import DeclaredModel
+from aevb.estimate.gap_patterns import GapPatterns
 from aevb.estimate.keys import masks_of
 from aevb.estimate.places import ColumnNames, refuse_other_columns
 from aevb.runtime.checked_files import DataWarning
@@ -67,15 +68,17 @@ class Teaching:
 
     ``open_ends``: whether training rows ended in steps without data. ``lacked``: per observed
     variable, the columns with a missing entry in some training row; None if that is not known.
-    ``ranges``: per observed variable, the smallest and largest training value of every column.
-    ``columns``: per variable that was a frame, the names of its columns. ``pixels``: per variable
-    that was images of bytes, how they were prepared.
+    ``patterns``: how they lie beside one another; None if that is not known. ``ranges``: per
+    observed variable, the smallest and largest training value of every column. ``columns``: per
+    variable that was a frame, the names of its columns. ``pixels``: per variable that was images of
+    bytes, how they were prepared.
     """
 
     def __init__(self, model: DeclaredModel) -> None:
         self.records: dict[str, Record] = {}
         self.open_ends = False
         self.lacked: dict[str, frozenset[int]] | None = None
+        self.patterns: GapPatterns | None = None
         self.ranges: Ranges = {}
         self.columns: dict[str, tuple[str, ...]] = {}
         self.pixels: dict[str, str] = {}
@@ -97,13 +100,18 @@ class Teaching:
         names: Collection[str],
         *,
         lacked: Mapping[str, Collection[int]],
+        patterns: GapPatterns | None = None,
         open_ends: bool = False,
     ) -> None:
         """Record that q's factors of these latents were trained.
 
-        ``lacked`` gives the columns with missing entries in the training rows; ``open_ends`` says
-        whether rows ended in steps without data.
+        ``lacked`` gives the columns with missing entries in the training rows, ``patterns`` how
+        they lie beside one another; ``open_ends`` says whether rows ended in steps without data.
         """
+        if self.lacked is None:
+            self.patterns = patterns
+        elif self.patterns is not None:
+            self.patterns = None if patterns is None else self.patterns | patterns
         self.open_ends = self.open_ends or open_ends
         before = self.lacked or {}
         self.lacked = {
@@ -118,7 +126,7 @@ class Teaching:
         It is the posterior of complete rows, whatever q was trained on before.
         """
         self.lacked = None
-        self.taught(model, names, lacked={})
+        self.taught(model, names, lacked={}, patterns=GapPatterns.of(model.graph, {}))
 
     def saw(
         self,
@@ -217,16 +225,16 @@ class Teaching:
             name: frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset())
             for name in model.graph.observed
         }
-        records = (
-            {name: self.records[name] for name in names if name in self.records}
-            if any(found.values())
-            else {}
-        )
-        holds = any(
+        found = {name: columns for name, columns in found.items() if columns}
+        return found if found and self.holds(model, names) else {}
+
+    def holds(self, model: DeclaredModel, names: Collection[str]) -> bool:
+        """Return whether q's factor of some of these latents is as training left it."""
+        return any(
             record.trained and alike(digest(_weights(model, name)), record.q)
-            for name, record in records.items()
+            for name, record in self.records.items()
+            if name in names
         )
-        return {name: columns for name, columns in found.items() if columns} if holds else {}
 
     # Saving and loading ---------------------------------------------------------------------------
 
@@ -253,6 +261,7 @@ class Teaching:
             "untaught": held | dict.fromkeys(new),
             "open ends": self.open_ends,
             "lacked": lacked,
+            "patterns": None if self.patterns is None else self.patterns.state(),
             "ranges": {
                 name: [low.tolist(), high.tolist()] for name, (low, high) in self.ranges.items()
             },
@@ -269,6 +278,8 @@ class Teaching:
         self.records, self.open_ends = {}, bool(stored.get("open ends", False))
         saved, names = stored.get("untaught"), with_weights(model)
         self.lacked = _columns(model, stored)
+        width = sum(map(model.graph.size, model.graph.observed))
+        self.patterns = GapPatterns.restored(stored.get("patterns"), width)
         self.ranges = _ranges(model, stored)
         variables = (*model.graph.observed, *model.graph.given, *model.graph.latents)
         kept = {

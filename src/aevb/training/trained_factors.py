@@ -47,7 +47,14 @@ def _record_gradient_steps(job: Job, step: int, untrained: dict[str, str]) -> No
         reason = f"q was trained in {e_steps} of {step} steps"
         model.teaching.record(model, dict.fromkeys(trained, reason))
     elif e_steps:
-        model.teaching.taught(model, trained, lacked=job.source.lacking, open_ends=job.open_ends)
+        source = job.source
+        model.teaching.taught(
+            model,
+            trained,
+            lacked=source.lacking,
+            patterns=source.patterns,
+            open_ends=job.open_ends,
+        )
         model.teaching.record(model, untrained)
 
 
