@@ -45,6 +45,7 @@ def score(
     columns = _scores(opened.table, tails, opened.known, PATTERNS)
     log_p = columns["log_p"]
     results = opened.beside(_rounded(columns))
+    shown = opened.beside(_rounded(columns) | _tails_text(columns))
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
     print(
         paragraph(
@@ -60,7 +61,7 @@ def score(
     order = np.lexsort((log_p, columns["tail"])) if "tail" in columns else log_p.argsort()
     by = "tail probability" if "tail" in columns else "log p"
     print(f"\nThe least likely rows, ordered by {by}:")
-    print(opened.some(results, order[:LISTED]))
+    print(opened.some(shown, order[:LISTED]))
     if "tail" in columns:
         level = 10 / SIMULATED
         few = int((columns["tail"] <= level).sum())
@@ -83,6 +84,18 @@ def score(
             lambda part: _rounded(_scores(opened.table, tails, part, most)),
         )
         print(told)
+
+
+def _tails_text(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tail probabilities to print; none of the simulated rows is less than one of them."""
+    import numpy as np
+
+    from aevb.tables.tail_probabilities import SIMULATED
+
+    if "tail" not in columns:
+        return {}
+    least = f"< {1 / SIMULATED:g}"
+    return {"tail": np.array([tail or least for tail in columns["tail"].tolist()], dtype=object)}
 
 
 def _rounded(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
