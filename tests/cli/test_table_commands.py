@@ -813,6 +813,14 @@ def test_a_marker_of_missing_cells_is_named_with_its_option(tmp_path, monkeypatc
 # Results ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("command", ["score", "cluster"])
+def test_the_file_may_be_an_option(here, monkeypatch, capsys, command):
+    one = aevb(monkeypatch, capsys, command, "guests-run", "guests.csv")
+    assert aevb(monkeypatch, capsys, command, "guests-run", "--data", "guests.csv") == one
+    err = refused(monkeypatch, capsys, command, "guests-run", "a.csv", "--data", "b.csv")
+    assert "Two files are named: a.csv and --data b.csv. Name one." in err
+
+
 def test_a_tail_without_a_simulated_row_is_below_the_resolution(
     here, monkeypatch, capsys, tmp_path
 ):

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.open_table import LISTED, File, Out, open_table
+from aevb.cli.open_table import LISTED, File, FileOption, Out, open_table
 from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
 from aevb.cli.table_files import rounded
 from aevb.cli.table_text import paragraph
+from aevb.cli.use import one_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ def score(
     run: RunFolder,
     file: File = None,
     out: Out = None,
+    data: FileOption = None,
     missing: RunMissing = None,
     unknown_levels: UnknownLevels = None,
     seed: Seed = 0,
@@ -40,7 +42,7 @@ def score(
 
     from aevb.tables.tail_probabilities import SIMULATED, TailProbabilities
 
-    opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
+    opened = open_table(run, one_file(file, data), missing, out, unknown_levels=unknown_levels)
     tails = TailProbabilities(opened.schema, opened.table.model, seed)
     columns = _scores(opened.table, tails, opened.known, PATTERNS)
     log_p = columns["log_p"]
