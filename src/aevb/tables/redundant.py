@@ -132,7 +132,8 @@ def _linear(first: Column, second: Column, a: np.ndarray, b: np.ndarray) -> Repe
                 plus = f" {'-' if start < 0 else '+'} {abs(start):.4g}" * (
                     abs(start) > 1e-9 * spread
                 )
-                how = f"is {slope:.4g} · {first.name!r}{plus}"
+                times = "" if abs(slope - 1) < 1e-9 else f"{slope:.4g} · "
+                how = f"is {times}{first.name!r}{plus}"
             return Repeated(second.name, first.name, how, int(near.sum()), len(x))
     return None
 
