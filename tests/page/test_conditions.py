@@ -346,6 +346,7 @@ def test_densities_and_statistics_of_grey_levels_name_their_units(monkeypatch):
 def test_the_predictive_check_of_a_table_names_its_columns(monkeypatch):
     for part in ("_examined", "_estimated"):
         monkeypatch.setattr(checks, part, lambda *_, **__: {})
+    monkeypatch.setattr(checks, "REPLICATES", 20)
     frame = pa.table(
         {
             "income": np.exp(GENERATOR.normal(size=N)),

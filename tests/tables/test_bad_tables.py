@@ -229,6 +229,7 @@ def test_markers_of_missing_cells_are_told():
         Schema.read(beside(cells))
 
 
+@pytest.mark.filterwarnings("ignore:Columns")
 def test_names_that_are_no_identifiers():
     levels = list("abcd") * 10
     names = ["x", "z", "class", "a b", "a_b", "z | x", "日本", "1st", "", "seed"]

@@ -130,7 +130,7 @@ def _linear(first: Column, second: Column, a: np.ndarray, b: np.ndarray) -> Repe
                 how = f"equals {first.name!r}"
             elif written:
                 plus = f" {'-' if start < 0 else '+'} {abs(start):.4g}" * (
-                    abs(start) > 1e-9 * spread
+                    abs(start) > NEAR * spread
                 )
                 times = "" if abs(slope - 1) < 1e-9 else f"{slope:.4g} · "
                 how = f"is {times}{first.name!r}{plus}"
