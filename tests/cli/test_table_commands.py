@@ -330,6 +330,7 @@ def test_a_comma_of_amounts_between_semicolons_is_ambiguous(tmp_path, cells):
         assert read_table_file(path).frame["a"].to_pylist() == ["€ 1,234", one]
 
 
+@pytest.mark.filterwarnings("ignore:.*n. is .price. - 0.5")
 def test_a_number_marks_missing_cells_of_text_columns(tmp_path):
     """Levels, amounts and codes with -999 among them are text; 0999 is a code of its own."""
     rows = [
@@ -533,7 +534,10 @@ def test_the_fix_is_named_if_all_models_collapsed(tmp_path, monkeypatch, capsys)
     printed = aevb(monkeypatch, capsys, *train, "--set", "covariance=full", "--out", "full")
     printed = " ".join(printed.split())
     assert "All models collapsed, the chosen one too: mixture of 1 component, full" in printed
-    assert "aevb train … --without COLUMN. Or read it as levels: aevb train … --kind" in printed
+    assert "columns 'a', 'b' are constant or a function of other columns in such a model" in printed
+    assert (
+        "aevb train … --without b. Or read it as levels: aevb train … --kind b=ordered" in printed
+    )
     assert "Chosen" not in printed
     assert "not chosen" not in printed
     assert "BIC finds no clusters" not in printed
@@ -808,6 +812,25 @@ def test_a_marker_of_missing_cells_is_named_with_its_option(tmp_path, monkeypatc
 
 
 # Results ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["score", "cluster"])
+def test_the_file_may_be_an_option(here, monkeypatch, capsys, command):
+    one = aevb(monkeypatch, capsys, command, "guests-run", "guests.csv")
+    assert aevb(monkeypatch, capsys, command, "guests-run", "--data", "guests.csv") == one
+    err = refused(monkeypatch, capsys, command, "guests-run", "a.csv", "--data", "b.csv")
+    assert "Two files are named: a.csv and --data b.csv. Name one." in err
+
+
+def test_a_tail_without_a_simulated_row_is_below_the_resolution(
+    here, monkeypatch, capsys, tmp_path
+):
+    rows = two_kinds()
+    rows[5][5] = "9e9"
+    odd = write_csv(tmp_path / "odd.csv", rows)
+    printed = aevb(monkeypatch, capsys, "score", "guests-run", odd)
+    first = printed.split("tail probability:\n")[1].splitlines()[1]
+    assert re.match(r"\s*5\s+-\S+\s+< 0\.001\s", first)
 
 
 def test_scores_stand_beside_the_cells_as_they_were_written(here, monkeypatch, capsys):
@@ -1155,6 +1178,51 @@ def test_cells_are_rounded_to_a_small_part_of_the_spread():
     (cell,) = rounded_cells(schema["far"], [1e9 + 1.23456789])
     assert abs(cell - 1e9 - 1.23456789) < 1e-3 * schema["far"].facts.spread
     assert rounded_cells(schema["level"], ["a"]) == ["a"]
+
+
+def test_a_far_cell_does_not_coarsen_the_other_cells():
+    price = (20 + np.arange(60) / 7).round(2)
+    price[7] = 2.5e6  # a typo
+    column = Schema.read({"price": price})["price"]
+    assert column.kind == "positive"
+    assert rounded_cells(column, [59.17348, 0.001, 2e6]) == [59.17, 0.01, 2e6]
+    heavy = np.exp(30 * np.random.default_rng(0).normal(size=60))  # more than six decimals
+    column = Schema.read({"heavy": heavy})["heavy"]
+    assert rounded_cells(column, [1.23456789, 1.23456789e-9]) == [1.23457, 1.23457e-9]
+
+
+def test_written_samples_of_a_far_column_can_be_scored(tmp_path, monkeypatch, capsys):
+    """A typo makes the standard deviation large, and rows have their own decimals in spite of it.
+
+    Levels that differ in capitals and zeros among amounts are told.
+    """
+    draw = np.random.default_rng(0)
+    price = np.exp(3 + 0.5 * draw.normal(size=80)).round(2)
+    price[7] = 2.5e6
+    sales = np.exp(3 + 2.5 * draw.normal(size=80)).round(2)
+    sales[5] = 0
+    rows = [
+        ["" if i in (3, 4) else f"{price[i]}", f"{sales[i]:.2f}", ["Bonn", "bonn", "Nice"][i % 3]]
+        for i in range(80)
+    ]
+    write_csv(tmp_path / "far.csv", rows, ["price", "sales", "city"])
+    monkeypatch.chdir(tmp_path)
+    printed = aevb(monkeypatch, capsys, "train", "far.csv", "--out", "run", columns=200)
+    assert "sales: 1 zero; a zero is read as 0." in printed
+    assert "half of the smallest positive number" in printed
+    same = "city: some levels differ only in spaces or capitals ('Bonn', 'bonn')"
+    assert same in printed
+    assert same in (tmp_path / "run" / "notes.txt").read_text()
+    aevb(monkeypatch, capsys, "sample", "run", "-n", "50", "--out", "new.csv")
+    aevb(monkeypatch, capsys, "impute", "run", "--out", "filled.csv")
+    _, new = read_csv(tmp_path / "new.csv")
+    _, filled = read_csv(tmp_path / "filled.csv")
+    table = load_table(tmp_path / "run")
+    drawn = table.sample(50, seed=0)
+    for row, value in zip(new, drawn["price"].to_pylist(), strict=True):
+        assert float(row[0]) == pytest.approx(value, abs=0.0051)
+    assert filled[3][0] == f"{float(filled[3][0]):.2f}".rstrip("0").rstrip(".")
+    assert "50 rows of new.csv" in aevb(monkeypatch, capsys, "score", "run", "new.csv")
 
 
 @pytest.mark.parametrize("text", ["a\n\n1\n2\n\n", "a b\n1 2\n3 4\n", "a\tb\n1\t2\n3\t\n"])

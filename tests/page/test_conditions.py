@@ -7,7 +7,7 @@ import torch
 
 from aevb import Bernoulli, Beta, Model, Normal, OneHot, Poisson, Schema, conv, fit, mlp
 from aevb.data.grey_levels import dequantise
-from aevb.page import clusters, conditions, sections
+from aevb.page import checks, clusters, conditions, sections
 from aevb.page.clusters import pack_clusters
 from aevb.page.colours import classes, number, pack_colours
 from aevb.page.conditions import pack_classes, pack_given
@@ -341,6 +341,26 @@ def test_densities_and_statistics_of_grey_levels_name_their_units(monkeypatch):
     sections.checks_section(Subject("run", model, [Split("", data)], recipe=standard), print)
     assert found["evidence"]["notes"] == []  # converted to the units of the data
     assert "standardised x" in found["predictive"]["notes"][0]
+
+
+def test_the_predictive_check_of_a_table_names_its_columns(monkeypatch):
+    for part in ("_examined", "_estimated"):
+        monkeypatch.setattr(checks, part, lambda *_, **__: {})
+    monkeypatch.setattr(checks, "REPLICATES", 20)
+    frame = pa.table(
+        {
+            "income": np.exp(GENERATOR.normal(size=N)),
+            "age": GENERATOR.normal(50, 5, N),
+            "visits": GENERATOR.negative_binomial(1, 0.2, N),
+            "city": ["Bonn", "Lyon", "Nice", "Kiel", "Graz"] * (N // 5),
+        }
+    )
+    schema, split = table_of(frame)
+    subject = Subject("run", schema.mixture(2), [split], schema=schema)
+    found = sections.checks_section(subject, lambda _: None)["predictive"]
+    labels = {one["label"] for one in found["comparisons"]}
+    assert {"max(income)", "sd(age)", "zeros(visits)"} <= labels
+    assert not any("(x" in label or "overdispersed" in label for label in labels)
 
 
 # Devices ------------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ def test_holes_of_a_constant_column_are_filled_with_the_constant(library, consta
     assert not np.asarray(deviation[["place", "name"]]).any()
 
 
+@pytest.mark.filterwarnings("ignore:.*price. is 1000 · .width.[.]")
 def test_holes_of_amounts_are_filled_in_their_form():
     price = [f"${1000 * width:,.2f}" for width in FRAME["width"]]
     almost = ["$10,000,000,000,000.01", "$10,000,000,000,000.02"] * 100  # equal up to rounding

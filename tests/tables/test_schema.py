@@ -256,3 +256,108 @@ def test_impossible_models_are_refused(make, message):
     with pytest.raises(ValueError, match="(?s).") as raised:
         make(Schema.read(mixed()))
     assert message in str(raised.value)
+
+
+# Zeros among positive numbers ---------------------------------------------------------------------
+
+
+def sales(rows: int = 400) -> np.ndarray:
+    """Skewed amounts in cents, of which the first two are zero."""
+    draw = np.random.default_rng(0)
+    values = (np.exp(3 + 2.5 * draw.normal(size=rows) + draw.normal(size=rows)) + 0.01).round(2)
+    values[:2] = 0
+    return values
+
+
+def test_zeros_of_a_skewed_column_are_read_as_half_of_the_smallest_number():
+    values = sales()
+    schema = Schema.read({"sales": values})
+    column, least = schema["sales"], values[values > 0].min()
+    assert (column.kind, column.facts.zeros) == ("positive", 2)
+    assert column.facts.decimals == 2
+    assert column.reason.startswith("all positive but 2 zeros: LogNormal beats Normal by")
+    assert column.reason.endswith(
+        f"a zero is read as {least / 2:g}, half of the smallest positive number"
+    )
+    logs = np.log(np.where(values == 0, least / 2, values))
+    assert column.location == pytest.approx(logs.mean())
+    assert column.scale == pytest.approx(logs.std())
+    data = schema.encode({"sales": values})
+    np.testing.assert_allclose(schema.decode(data)["sales"], values, rtol=1e-12)
+    np.testing.assert_allclose(
+        schema.log_jacobian({"sales": values}), -np.log(column.scale) - logs, rtol=1e-12
+    )
+    doubled = schema.rescaled("sales", 2.0)
+    np.testing.assert_allclose(doubled.encode({"sales": 2 * values})["x"], data["x"], atol=1e-12)
+    assert Schema.from_json(schema.to_json())["sales"].zero == least / 2
+    with pytest.raises(ValueError, match="1 cell is not positive"):
+        schema.encode({"sales": [1.0, -1.0]})
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_samples_of_a_column_with_zeros_are_not_negative(share):
+    draw = np.random.default_rng(1)
+    other = draw.normal(size=300)
+    values = (50 + 8 * other + 4 * draw.normal(size=300)).round(1)
+    values[draw.random(300) < share] = 0
+    frame = {"income": values, "other": other}
+    schema = Schema.read(frame, kinds={"income": "real"})
+    drawn = schema.fit_default(frame).sample(500, seed=0)["income"].to_numpy()
+    assert drawn.min() == 0.0
+    assert schema.fit_default(frame).score({"income": drawn, "other": drawn * 0})["log_p"].shape
+    frame["income"][:9] = np.nan
+    filled = Schema.read(frame, kinds={"income": "real"}).fit_default(frame).impute(frame, draws=2)
+    assert min(one["income"].min() for one in filled) >= 0
+
+
+def test_decimals_of_an_older_file_do_not_change_a_schema():
+    schema = Schema.read({"sales": sales(), "name": ["a", "b"] * 200})
+    record = json.loads(schema.to_json())
+    for column in record["columns"]:
+        del column["facts"]["decimals"]
+    older = Schema.from_json(json.dumps(record))
+    assert older["sales"].facts.decimals is None
+    assert older == schema
+
+
+# Columns that repeat others -----------------------------------------------------------------------
+
+
+def repeating(rows: int = 470) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    amount = np.exp(3 + draw.normal(size=rows)).round(2)
+    copy = amount.copy()
+    copy[17] += 3.5
+    kids = draw.poisson(2.0, rows)
+    city = np.array(["Bonn", "Lyon", "Nice"])[draw.integers(3, size=rows)]
+    return {
+        "amount": amount,
+        "kids": kids,
+        "city": city,
+        "height": draw.normal(175, 8, rows),
+        "amount_copy": copy,
+        "kids2": 2 * kids + 1,
+        "log_amount": np.log(amount),
+        "code": np.char.lower(city),
+        "near": amount + 0.05 * amount.std() * draw.normal(size=rows),
+        "rare": (np.arange(rows) < 2).astype(int),
+        "rare too": (np.arange(rows) < 2).astype(int),
+    }
+
+
+def test_columns_that_repeat_others_are_told():
+    frame = repeating()
+    with pytest.warns(DataWarning) as told:
+        schema = Schema.read(frame)
+    (warning,) = told
+    assert str(warning.message) == (
+        "Columns: 'amount_copy' equals 'amount' in 469 of 470 rows; 'kids2' is 2 · 'kids' + 1; "
+        "'log_amount' is a function of 'amount'; 'code' says the same as 'city'. Clusters count "
+        "them twice, and the density may have no limit. Leave them out: "
+        "schema.without('amount_copy', 'kids2', 'log_amount', 'code')."
+    )
+    assert warning.message.for_commands.endswith(
+        "Leave them out: --without amount_copy,kids2,log_amount,code."
+    )
+    assert len(schema.used) == 11
+    Schema.read(frame, drop=["amount_copy", "kids2", "log_amount", "code"])

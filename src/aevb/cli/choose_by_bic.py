@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from aevb.tables.selection import Candidate
 
 CLEAR = 10.0  # difference of BIC from which a model is clearly better
+SHOWN = 5  # names of columns
 
 
 def choose_by_bic(
@@ -51,16 +53,24 @@ def _told(found: Sequence[Candidate], *, open_size: bool) -> list[str]:
     ``open_size`` says that BIC chose the number of components.
     """
     best = found[0]
+    names = list(dict.fromkeys(name for one in found for name in one.redundant))
+    shown = ", ".join(map(repr, names[:SHOWN])) + ", …" * (len(names) > SHOWN)
+    columns = (
+        f"column{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} constant or a "
+        f"function of other columns in such a model, or "
+        if names
+        else ""
+    )
     collapsed = (
-        "collapsed: a column is constant or a function of other columns in this model, or a "
-        "cluster has fewer than two rows, so that its density has no limit."
+        f"collapsed: {columns}a cluster has fewer than two rows, so that its density has no limit."
     )
     if not best.sound:
+        column = shlex.quote(names[-1]) if names else "COLUMN"
         return [
             paragraph(f"All models collapsed, the chosen one too: {best.name}."),
             paragraph(
-                f"{collapsed} Leave the redundant column out: aevb train … --without COLUMN. Or "
-                f"read it as levels: aevb train … --kind COLUMN=ordered."
+                f"{collapsed} Leave the redundant column out: aevb train … --without {column}. Or "
+                f"read it as levels: aevb train … --kind {column}=ordered."
             ),
         ]
     told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]

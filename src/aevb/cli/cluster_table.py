@@ -14,6 +14,7 @@ from aevb.cli.classify_arrays import classify_arrays
 from aevb.cli.model_argument import is_run
 from aevb.cli.open_table import (
     File,
+    FileOption,
     Opened,
     Out,
     columns_of,
@@ -24,6 +25,7 @@ from aevb.cli.open_table import (
 from aevb.cli.options import Quiet, RunFolder, RunMissing, Seed, UnknownLevels, silent
 from aevb.cli.table_files import is_known, read_table_file, text
 from aevb.cli.table_text import paragraph, terminal_width
+from aevb.cli.use import one_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +42,7 @@ def cluster(
     run: RunFolder,
     file: File = None,
     out: Out = None,
+    data: FileOption = None,
     missing: RunMissing = None,
     unknown_levels: UnknownLevels = None,
     clusters: Annotated[
@@ -64,6 +67,7 @@ def cluster(
 
     aevb cluster m2-run new.npz --out classes.csv
     """
+    file = one_file(file, data)
     if not is_table_run(run) and is_run(str(run)):
         refuse_without_table({"--unknown-levels": unknown_levels, "--clusters": clusters})
         classify_arrays(run, file, out, missing, seed)

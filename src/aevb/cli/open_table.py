@@ -43,6 +43,10 @@ File = Annotated[
         autocompletion=files,
     ),
 ]
+FileOption = Annotated[
+    str | None,
+    typer.Option("--data", help="The same file, as an option.", autocompletion=files),
+]
 Out = Annotated[
     Path | None,
     typer.Option(parser=path, help="A .csv, .tsv or .parquet file. Without it, a part is printed."),

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from aevb.cli.open_table import LISTED, File, Out, open_table
+from aevb.cli.open_table import LISTED, File, FileOption, Out, open_table
 from aevb.cli.options import RunFolder, RunMissing, Seed, UnknownLevels
 from aevb.cli.table_files import rounded
 from aevb.cli.table_text import paragraph
+from aevb.cli.use import one_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ def score(
     run: RunFolder,
     file: File = None,
     out: Out = None,
+    data: FileOption = None,
     missing: RunMissing = None,
     unknown_levels: UnknownLevels = None,
     seed: Seed = 0,
@@ -40,11 +42,12 @@ def score(
 
     from aevb.tables.tail_probabilities import SIMULATED, TailProbabilities
 
-    opened = open_table(run, file, missing, out, unknown_levels=unknown_levels)
+    opened = open_table(run, one_file(file, data), missing, out, unknown_levels=unknown_levels)
     tails = TailProbabilities(opened.schema, opened.table.model, seed)
     columns = _scores(opened.table, tails, opened.known, PATTERNS)
     log_p = columns["log_p"]
     results = opened.beside(_rounded(columns))
+    shown = opened.beside(_rounded(columns) | _tails_text(columns))
     error = log_p.std(ddof=1) / len(log_p) ** 0.5 if len(log_p) > 1 else np.nan
     print(
         paragraph(
@@ -60,7 +63,7 @@ def score(
     order = np.lexsort((log_p, columns["tail"])) if "tail" in columns else log_p.argsort()
     by = "tail probability" if "tail" in columns else "log p"
     print(f"\nThe least likely rows, ordered by {by}:")
-    print(opened.some(results, order[:LISTED]))
+    print(opened.some(shown, order[:LISTED]))
     if "tail" in columns:
         level = 10 / SIMULATED
         few = int((columns["tail"] <= level).sum())
@@ -83,6 +86,18 @@ def score(
             lambda part: _rounded(_scores(opened.table, tails, part, most)),
         )
         print(told)
+
+
+def _tails_text(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tail probabilities to print; none of the simulated rows is less than one of them."""
+    import numpy as np
+
+    from aevb.tables.tail_probabilities import SIMULATED
+
+    if "tail" not in columns:
+        return {}
+    least = f"< {1 / SIMULATED:g}"
+    return {"tail": np.array([tail or least for tail in columns["tail"].tolist()], dtype=object)}
 
 
 def _rounded(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -438,11 +438,24 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def rounded_cells(column: Column, cells: Cells) -> list[Any]:
-    """Cells of a column to about three digits of its standard deviation."""
+    """Cells of a column to about three digits of its standard deviation, or more.
+
+    They have at least the decimals of the training table, or six significant digits if these have
+    no fixed number: a far cell makes the standard deviation of a column large.
+    """
     import math
 
-    spread = column.facts.spread
-    if not spread or column.listed:
+    facts = column.facts
+    if not facts.spread or column.listed:
         return list(cells)
-    digits = 3 - math.floor(math.log10(spread))
-    return [round(cell, digits) if isinstance(cell, float) else cell for cell in cells]
+    fine = 3 - math.floor(math.log10(facts.spread))
+
+    def short(cell: float) -> float:
+        own = facts.decimals
+        if own is None:
+            own = 5 - math.floor(math.log10(abs(cell))) if cell else 0
+        digits = max(fine, own)
+        found = round(cell, digits)
+        return 10.0**-digits if found == 0 < cell and column.kind == "positive" else found
+
+    return [short(cell) if isinstance(cell, float) else cell for cell in cells]

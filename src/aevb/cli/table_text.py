@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHOWN = 40  # columns of a schema to print
 NARROW = 8  # characters to which a cell of a cramped table is cut
 WIDEST = 24  # characters of a cell of a table
-NUMBER = re.compile(r"([+-]?[\d.,]+([eE][+-]?\d+)?)?")
+NUMBER = re.compile(r"(< )?([+-]?[\d.,]+([eE][+-]?\d+)?)?")
 
 
 def terminal_width() -> int:
@@ -37,7 +37,7 @@ def paragraph(words: str, indent: str = "") -> str:
 
 def schema_text(schema: Schema) -> str:
     """The columns that are modelled, one line each, then those that are left out and why."""
-    from aevb.tables.kinds import marks_text, words_text
+    from aevb.tables.kinds import case_text, marks_text, words_text, zeros_text
 
     used = schema.used[:SHOWN]
     lines = [("column", "kind", "likelihood", "missing")]
@@ -61,6 +61,11 @@ def schema_text(schema: Schema) -> str:
             found.append(paragraph(f"{column.name}: {told}", " " * 4))
         if column.facts.words:
             found.append(paragraph(f"{column.name}: {words_text(column.facts)}", " " * 4))
+        if told := zeros_text(column.facts, column.kind):
+            zeros = f"{column.facts.zeros} zero{'s' * (column.facts.zeros > 1)}"
+            found.append(paragraph(f"{column.name}: {zeros}; {told}", " " * 4))
+        if column.listed and (told := case_text(column.facts)):
+            found.append(paragraph(f"{column.name}: {told}", " " * 4))
         if column.listed and (told := marks_text(column.facts)):
             found.append(paragraph(f"{column.name}: {told} (--missing)", " " * 4))
     left = [column for column in schema.columns if not column.used]

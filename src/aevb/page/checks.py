@@ -48,6 +48,7 @@ ITERATIONS, GAP_SAMPLES = 200, 300  # of the ascent that splits the gap, and of 
 # Most multiplications of the evidence and of the gap. A large model is judged by fewer rows.
 EVIDENCE_WORK, GAP_WORK, CHECK_WORK = 6e11, 3e11, 3e11
 REPLICATES, MANY_ROWS = 300, 100  # of the predictive check, and its fewest rows
+MOST_COMPARED = 200  # statistics of columns; the most extreme ones are shown
 CHECKED = 2**18  # most numbers of a replicate; quantiles and correlations take time
 FEWEST = 20  # rows; with fewer, the gap is not split
 RANK_BINS, EVIDENCE_BINS = 20, 30
@@ -92,6 +93,7 @@ def checks(
     quick: bool = False,
     log_jacobian: Tensor | None = None,
     numbers: np.ndarray | None = None,
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Return all checks of a model on rows, as plain data and packed arrays.
 
@@ -108,6 +110,8 @@ def checks(
             calibration, and the predictive check.
         log_jacobian: What to subtract from log p of each row for the units of the data, [N].
         numbers: The numbers of the rows in their file, from 0, [N].
+        columns: The names of the entries of some variables: the columns of a table. The predictive
+            check then compares each of them.
 
     A part that fails is None, and ``problems`` says why. Warnings about the data are there too.
     """
@@ -129,7 +133,7 @@ def checks(
                 entries = sum(value.numel() for value in rows.some(1).values())
                 most = min(CHECK_ROWS, most, CHECKED // entries)
                 most = max(MANY_ROWS, most)
-                found["predictive"] = _predictive(model, rows.data, most, seed)
+                found["predictive"] = _predictive(model, rows.data, most, seed, columns or {})
     return found | {"problems": list(dict.fromkeys(parts.problems)), "seconds": parts.seconds}
 
 
@@ -497,16 +501,37 @@ def _gap(model: Model, batch: Batch, shift: Tensor | float, seed: int) -> dict[s
 # Predictive check ---------------------------------------------------------------------------------
 
 
-def _predictive(model: Model, data: Mapping[str, Any], most: int, seed: int) -> dict[str, Any]:
-    found = predictive_check(model, data, rows=most, replicates=REPLICATES, seed=seed)
+def _predictive(
+    model: Model,
+    data: Mapping[str, Any],
+    most: int,
+    seed: int,
+    columns: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    found = predictive_check(
+        model, data, columns=bool(columns), rows=most, replicates=REPLICATES, seed=seed
+    )
     extreme = {id(one) for one in found.extreme()}
+    shown = [
+        one
+        for one in found.comparisons
+        if (one.column is not None) == (one.variable in columns) and not _is_constant(one)
+    ]
+    if len(shown) > MOST_COMPARED:
+        shown = sorted(shown, key=lambda one: (one.p, one.normal_p))[:MOST_COMPARED]
+
+    def label(one: Comparison) -> str:
+        if one.column is None:
+            return one.label
+        return f"{one.statistic}({columns[one.variable][one.column]})"
+
     return {
         "kind": found.kind,
         "rows": found.rows,
         "replicates": found.replicates,
         "comparisons": [
             {
-                "label": one.label,
+                "label": label(one),
                 "variable": one.variable,
                 "statistic": one.statistic,
                 "observed": one.observed,
@@ -514,8 +539,7 @@ def _predictive(model: Model, data: Mapping[str, Any], most: int, seed: int) -> 
                 "extreme": id(one) in extreme,
                 "replicates": pack(one.replicates, "f4"),
             }
-            for one in found.comparisons
-            if not _is_constant(one)
+            for one in shown
         ],
     }
 

@@ -189,6 +189,12 @@ def checks_section(subject: Subject, tell: Progress, *, seed: int = 0) -> dict[s
     all_rows = Rows.chosen(subject, 2**62)
     judged = all_rows.some(np.flatnonzero(all_rows.split == len(subject.splits) - 1))
     shifts = [units_shift(judged, at, batch) for at, batch in judged.batches()]
+    # The entries of the variable of a category are its levels.
+    columns = {
+        name: [column.name for column in columns]
+        for name, columns in (subject.schema.variables if subject.schema else {}).items()
+        if columns[0].kind not in ("category", "ordered")
+    }
     found = checks(
         subject.model,
         split.data,
@@ -199,6 +205,7 @@ def checks_section(subject: Subject, tell: Progress, *, seed: int = 0) -> dict[s
         progress=tell,
         log_jacobian=torch.cat(shifts),
         numbers=judged.numbers(),
+        columns=columns,
     )
     densities, statistics = _units_notes(subject)
     for part, notes in (("evidence", densities), ("gap", densities), ("predictive", statistics)):

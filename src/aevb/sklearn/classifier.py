@@ -38,6 +38,13 @@ class SemiSupervisedClassifier(ClassifierMixin, DensityEstimator):
     probabilities are Bayes' rule, p(y | x) ∝ p(y) p(x | y), with the importance-weighted bound of
     log p(x | y).
 
+    These probabilities are too confident: entries of x that depend on each other beyond y and z
+    count as independent evidence for the class. On scikit-learn's digits with a tenth of the
+    labels, the mean probability of the predicted class is 0.98 to 0.995 and the accuracy 0.96.
+    Calibrate them with a few hundred labelled rows that were not in ``fit``, some of which are
+    misclassified: ``CalibratedClassifierCV(FrozenEstimator(classifier), method="temperature")`` of
+    scikit-learn.
+
     Parameters:
         n_components: Number of entries of the style z.
         hidden_layer_sizes: Sizes of the hidden layers of all networks.

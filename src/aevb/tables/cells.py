@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +23,8 @@ def typed(column: Column, values: np.ndarray, dtype: str, *, rounded: bool = Tru
     Amounts and dates that the column writes as text are texts in the same form.
     """
     if (amounts := column.facts.amounts) is not None and dtype == "String":
-        low = 10.0**-amounts.decimals if column.kind == "positive" else -math.inf  # 0 has no log
-        return [amounts.text(max(number, low)) for number in values.tolist()]
+        values = column.bounded(values, 10.0**-amounts.decimals)
+        return [amounts.text(number) for number in values.tolist()]
     if (dates := column.facts.dates) is not None and not dtype.startswith("Date"):
         return dates.texts(values)
     if column.listed:
@@ -41,9 +40,9 @@ def typed(column: Column, values: np.ndarray, dtype: str, *, rounded: bool = Tru
     bits = re.fullmatch(r"(u?)int(\d+)", dtype.lower())
     if bits is not None and column.facts.whole and rounded:
         bound = np.iinfo(bits[0])
-        low = 1.0 if column.kind == "positive" else float(bound.min)  # 0 has no logarithm
-        return [int(number) for number in np.clip(np.rint(values), low, float(bound.max)).tolist()]
-    return values.astype(float).tolist()
+        whole = np.clip(np.rint(values), float(bound.min), float(bound.max))
+        return [int(number) for number in column.bounded(whole, 1.0).tolist()]
+    return column.bounded(values.astype(float), 0.0).tolist()
 
 
 def _dates(days: np.ndarray, dtype: str) -> list[Any]:
@@ -67,9 +66,7 @@ def frame_of(schema: Schema, values: Mapping[str, np.ndarray]) -> Any:
     for column in schema.used:
         numbers = values[column.name]
         if not column.listed and column.facts.whole and column.kind != "date":
-            numbers = np.rint(numbers)
-            if column.kind == "positive":
-                numbers = np.maximum(numbers, 1)  # 0 has no logarithm
+            numbers = column.bounded(np.rint(numbers), 1.0)
         cells = typed(column, numbers, column.dtype)
         name = int(column.name) if schema.integer_names else column.name
         columns[name] = _series(schema.library, column, cells)

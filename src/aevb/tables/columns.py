@@ -70,13 +70,41 @@ class Column:
         """Whether the column has levels."""
         return self.kind in ("binary", "category", "ordered")
 
+    @property
+    def zero(self) -> float | None:
+        """The number that a positive column reads for a zero; None if it has no zeros."""
+        return None if self.kind != "positive" or self.facts.least is None else self.facts.least / 2
+
+    def _logs(self, values: np.ndarray) -> np.ndarray:
+        return np.log(values if self.zero is None else np.where(values == 0, self.zero, values))
+
     def standardise(self, values: np.ndarray) -> np.ndarray:
         """The values as the model reads them; NaN stays NaN."""
         if not self.dense:
             return values
-        return ((np.log(values) if self.kind == "positive" else values) - self.location) / (
+        return ((self._logs(values) if self.kind == "positive" else values) - self.location) / (
             self.scale
         )
+
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """The values of the table, from those that :meth:`standardise` returns."""
+        if not self.dense:
+            return values
+        plain = values * self.scale + self.location
+        if self.kind != "positive":
+            return plain
+        found = np.exp(plain)
+        # Between a zero and the smallest positive number, the middle of the logarithms decides.
+        return found if self.zero is None else np.where(found < self.zero * 2**0.5, 0.0, found)
+
+    def bounded(self, values: np.ndarray, step: float) -> np.ndarray:
+        """Numbers to fill or to draw: at least ``step`` in a positive column, which has no zeros.
+
+        They are at least 0 in a column with several zeros and no negative number.
+        """
+        if self.kind == "positive" and self.zero is None:
+            return np.maximum(values, step)
+        return np.maximum(values, 0.0) if self.zero is not None or self.facts.zeros > 1 else values
 
     def log_jacobian(self, values: np.ndarray) -> np.ndarray:
         """log |d standardised / d value| per cell; 0 for missing cells and for probabilities."""
@@ -84,7 +112,7 @@ class Column:
             return np.zeros(len(values))
         found = np.full(len(values), -math.log(abs(self.scale)))
         if self.kind == "positive":
-            found = found - np.log(values)
+            found = found - self._logs(values)
         return np.where(np.isnan(values), 0.0, found)
 
 
@@ -173,7 +201,7 @@ def warn_of_words(name: str, words: Mapping[str, int], rows: int) -> None:
 
 def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
     ends = sorted(factor * end + offset for end in (facts.low, facts.high) if end is not None)
-    positive = ends[0] > 0 and factor > 0 and offset == 0
+    positive = facts.log_mean is not None and factor > 0 and offset == 0
     return replace(
         facts,
         whole=False,
@@ -188,6 +216,9 @@ def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
         if facts.log_mean is None or not positive
         else facts.log_mean + math.log(factor),
         log_spread=facts.log_spread if positive else None,
+        decimals=None,
+        zeros=facts.zeros if positive else 0,
+        least=None if facts.least is None or not positive else factor * facts.least,
     )
 
 
@@ -231,7 +262,7 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
     if column.kind == "positive":
         checks.append(
             (
-                values <= 0,
+                values <= 0 if column.zero is None else values < 0,
                 "is not positive, so it has no logarithm",
                 "are not positive, so they have no logarithm",
                 _fix(column),

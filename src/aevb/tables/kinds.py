@@ -7,8 +7,9 @@ a logarithm counted, so that the densities have the same units.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ CLEAR = 0.01  # nats per row by which a logarithm must be better
 # Nats by which levels must be better than a count, per row and in all: a new level is refused.
 BETTER, DECISIVE = 0.05, 10.0
 SPIKE = 0.2  # a share of equal cells that the reason of a density mentions
+MOST_DECIMALS = 6  # numbers with more decimals have no fixed number of them
 SMOOTH = 10  # whole numbers with a larger standard deviation may be modelled as a density
 # Levels that may mark missing cells. They are levels, because in some columns they say something.
 MARKS = ("unknown", "missing", "none", "null", "?", "-", "n.a.", "k.a.", "not available")
@@ -47,7 +49,9 @@ class Facts:
     """What is known of a column's cells: enough to choose and to change its kind.
 
     ``levels`` are the distinct values, in their order, if there are at most ``MOST_ASKED`` (for
-    numbers ``MOST_LEVELS``). Moments are None if they do not exist.
+    numbers ``MOST_LEVELS``). Moments are None if they do not exist. If all numbers are positive but
+    for ``zeros`` of them, ``least`` is the smallest positive one, and the moments of the logarithms
+    read a zero as ``least / 2``.
     """
 
     type: str
@@ -68,6 +72,10 @@ class Facts:
     spike_share: float = 0.0  # and its share of the known cells
     amounts: Amounts | None = None  # the form of numbers that are written as text
     dates: DateTexts | None = None  # and of dates
+    # Older files lack these. A run of an older version has the same schema in spite of it.
+    decimals: int | None = field(default=None, compare=False)  # of the numbers; None if too many
+    zeros: int = field(default=0, compare=False)
+    least: float | None = field(default=None, compare=False)
 
     @property
     def form(self) -> Amounts | DateTexts | None:
@@ -117,8 +125,14 @@ def facts_of(cells: Cells, form: Amounts | DateTexts | None = None) -> Facts:
     with np.errstate(over="ignore", invalid="ignore"):
         mean, spread = float(values.mean()), float(values.std())
     check_moments(cells.name, mean, spread, float(np.abs(values).max()), len(distinct))
-    positive = bool((values > 0).all())
-    logs = np.log(values) if positive else np.zeros(0)
+    logs = np.log(values[values > 0]) if values.min() >= 0 else np.zeros(0)
+    zeros = len(values) - len(logs) if len(logs) else 0
+    least = float(values[values > 0].min()) if zeros else None
+    log_mean, log_spread = (
+        log_moments(float(logs.mean()), float(logs.std()), len(logs), zeros, least)
+        if len(logs)
+        else (None, None)
+    )
     return Facts(
         cells.type,
         rows,
@@ -131,13 +145,42 @@ def facts_of(cells: Cells, form: Amounts | DateTexts | None = None) -> Facts:
         high=float(values.max()),
         mean=mean,
         spread=spread,
-        log_mean=float(logs.mean()) if positive else None,
-        log_spread=float(logs.std()) if positive else None,
+        log_mean=log_mean,
+        log_spread=log_spread,
         spike=float(distinct[times.argmax()]),
         spike_share=float(times.max() / len(values)),
         amounts=form if isinstance(form, Amounts) else None,
         dates=form if isinstance(form, DateTexts) else None,
+        decimals=decimals_of(values),
+        zeros=zeros,
+        least=least,
     )
+
+
+def log_moments(
+    mean: float, spread: float, count: int, zeros: int, least: float | None
+) -> tuple[float, float]:
+    """Mean and standard deviation of the logarithms of ``count`` positive numbers and some zeros.
+
+    ``mean`` and ``spread`` are those of the positive numbers alone. A zero is read as least / 2.
+    """
+    if least is None:
+        return mean, spread
+    share, at = zeros / (zeros + count), math.log(least / 2)
+    variance = (1 - share) * (spread**2 + share * (mean - at) ** 2)
+    return mean + share * (at - mean), math.sqrt(variance)
+
+
+def decimals_of(values: np.ndarray) -> int | None:
+    """The number of decimals that numbers are written with; None beyond ``MOST_DECIMALS``.
+
+    >>> decimals_of(np.array([3.0, 0.25])), decimals_of(np.array([1 / 3]))
+    (2, None)
+    """
+    with np.errstate(over="ignore"):
+        return next(
+            (n for n in range(MOST_DECIMALS + 1) if (np.round(values, n) == values).all()), None
+        )
 
 
 def infinite_error(name: str, count: int, row: int) -> ValueError:
@@ -271,11 +314,17 @@ def _choose_levels(cells: Cells, facts: Facts, known: int) -> Choice:
 
 def _remarks(facts: Facts) -> str:
     """What a user should know about the levels of a text."""
-    found = ""
-    plain = {str(level).strip().casefold() for level in facts.levels or ()}
-    if len(plain) < len(facts.levels or ()):
-        found += "; some differ only in spaces or capitals"
-    return f"{found}; {told}" if (told := marks_text(facts)) else found
+    return "".join(f"; {told}" for told in (case_text(facts), marks_text(facts)) if told)
+
+
+def case_text(facts: Facts) -> str:
+    """Say which levels differ only in spaces or capitals; "" if none do."""
+    levels = facts.levels or ()
+    plain = Counter(str(level).strip().casefold() for level in levels)
+    alike = [level for level in levels if plain[str(level).strip().casefold()] > 1]
+    if not alike:
+        return ""
+    return f"some levels differ only in spaces or capitals ({', '.join(map(repr, alike[:4]))})"
 
 
 def marks_text(facts: Facts) -> str:
@@ -339,18 +388,30 @@ def _few_values(facts: Facts) -> Choice:
 
 def _choose_density(facts: Facts, what: str) -> Choice:
     assert facts.low is not None
-    if facts.low <= 0:
-        return Choice(
-            "real", "Normal", "negative values" if facts.low < 0 else "zeros, so no logarithm"
-        )
+    if facts.low < 0:
+        return Choice("real", "Normal", "negative values")
+    if facts.zeros:
+        what = f"all positive but {facts.zeros} zero{'s' * (facts.zeros > 1)}"
     gain = log_normal_gain(facts)
     if gain > CLEAR:
-        return Choice(
+        choice = Choice(
             "positive", "LogNormal", f"{what}: LogNormal beats Normal by {gain:.2f} nats/row"
         )
-    if gain < -CLEAR:
-        return Choice("real", "Normal", f"{what}: Normal beats LogNormal by {-gain:.2f} nats/row")
-    return Choice("real", "Normal", f"{what}: Normal is as likely as LogNormal")
+    elif gain < -CLEAR:
+        choice = Choice("real", "Normal", f"{what}: Normal beats LogNormal by {-gain:.2f} nats/row")
+    else:
+        choice = Choice("real", "Normal", f"{what}: Normal is as likely as LogNormal")
+    told = zeros_text(facts, choice.kind)
+    return replace(choice, reason=f"{choice.reason}; {told}") if told else choice
+
+
+def zeros_text(facts: Facts, kind: str) -> str:
+    """How a density treats the zeros of a column without negative numbers; "" without zeros."""
+    if facts.least is None:
+        return ""
+    if kind == "positive":
+        return f"a zero is read as {facts.least / 2:g}, half of the smallest positive number"
+    return "filled and drawn cells are not negative" if kind == "real" and facts.zeros > 1 else ""
 
 
 def log_normal_gain(facts: Facts) -> float:
@@ -386,7 +447,8 @@ def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
             )
     if facts.spread > SMOOTH:
         normal = -math.log(facts.spread) - 0.5 * math.log(2 * math.pi * math.e)
-        if max(normal, normal + log_normal_gain(facts)) >= count - BETTER:
+        skewed = -math.inf if facts.zeros else normal + log_normal_gain(facts)
+        if max(normal, skewed) >= count - BETTER:
             return _choose_density(facts, "large whole numbers")
     gain = negative - poisson
     if gain * known <= math.log(known):  # twice the penalty of one more parameter

@@ -36,7 +36,9 @@ from aevb.tables.kinds import (
     Facts,
     check_moments,
     choose,
+    decimals_of,
     infinite_error,
+    log_moments,
     number_levels,
     ordered_levels,
     with_remarks,
@@ -207,7 +209,8 @@ class Numbers(Gathered):
     def __init__(self, cells: Cells) -> None:
         super().__init__(cells)
         self.low, self.high, self.whole = math.inf, -math.inf, True
-        self.moments, self.logs = Moments(), Moments()
+        self.moments, self.logs, self.least = Moments(), Moments(), math.inf
+        self.decimals: int | None = 0
         self.times: Counter[float] | None = Counter()
         self.rising, self.last = True, np.zeros(0)  # whether numbers rise by 1 from row to row
         self.infinite, self.first_infinite = 0, 0
@@ -228,8 +231,12 @@ class Numbers(Gathered):
             self.rising = bool((np.diff(values, prepend=self.last) == 1).all())
             self.last = values[-1:]
         self.moments.add(values)
-        if self.low > 0:
-            self.logs.add(np.log(values))
+        if self.low >= 0 and len(positive := values[values > 0]):
+            self.logs.add(np.log(positive))
+            self.least = min(self.least, float(positive.min()))
+        if self.decimals is not None:
+            here = decimals_of(values)
+            self.decimals = None if here is None else max(here, self.decimals)
         if self.times is not None:
             distinct, times = np.unique(values, return_counts=True)
             self.times.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
@@ -251,7 +258,12 @@ class Numbers(Gathered):
         mean, spread = self.moments.mean, self.moments.spread
         largest = max(abs(self.low), abs(self.high))
         check_moments(self.like.name, mean, spread, largest, distinct)
-        positive = self.low > 0
+        logs, known, log_mean, log_spread = self.logs, self.rows - self.missing, None, None
+        positive = self.low >= 0 and logs.count > 0
+        zeros = known - logs.count if positive else 0
+        least = self.least if zeros else None
+        if positive:
+            log_mean, log_spread = log_moments(logs.mean, logs.spread, logs.count, zeros, least)
         return Facts(
             self.type,
             self.rows,
@@ -264,10 +276,13 @@ class Numbers(Gathered):
             high=self.high,
             mean=mean,
             spread=spread,
-            log_mean=self.logs.mean if positive else None,
-            log_spread=self.logs.spread if positive else None,
+            log_mean=log_mean,
+            log_spread=log_spread,
             spike=float(numbers[times.argmax()]),
             spike_share=float(times.max() / times.sum()),
+            decimals=self.decimals,
+            zeros=zeros,
+            least=least,
         )
 
     def choice(self, facts: Facts) -> Choice:

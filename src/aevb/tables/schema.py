@@ -34,6 +34,7 @@ from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.large_columns import EncodedRows, read_columns
 from aevb.tables.reading import MISSING_WORDS
+from aevb.tables.redundant import some_rows, warn_of_repeated
 from aevb.tables.stray_words import refuse_stray_words
 from aevb.tables.units import warn_of_unit
 from aevb.tables.unknown_levels import (
@@ -180,13 +181,16 @@ class Schema:
             _check_names([*(kinds or {}), *drop], frame.names)
             words = tuple(word.strip().lower() for word in missing)
             found = read_columns(frame, kinds or {}, drop, words)
-            return cls(tuple(found), "pyarrow", missing_words=words)._with_variables()._checked()
+            schema = cls(tuple(found), "pyarrow", missing_words=words)._with_variables()._checked()
+            few = read_table(frame.sample.take(some_rows(frame.sample.num_rows)))
+            warn_of_repeated(schema.used, list(schema._read(few, warn=False).values()))
+            return schema
         table = read_table(frame)
         if not table.rows:
             raise ValueError("The table has no rows.")
         _check_names([*(kinds or {}), *drop], table.names)
         words = tuple(word.strip().lower() for word in missing)
-        columns = []
+        columns, compared, rows = [], list[np.ndarray](), some_rows(table.rows)
         for name in table:
             if name in drop:
                 columns.append(dropped(name))
@@ -201,17 +205,23 @@ class Schema:
             warn_of_markers(cells)
             warn_of_words(name, cells.words, table.rows)
             choice = choose(cells, facts) if wanted is None else asked_choice(name, facts, wanted)
-            columns.append(column_of(name, cells.dtype, facts, choice))
+            column = column_of(name, cells.dtype, facts, choice)
+            columns.append(column)
+            if column.used:
+                some = replace(cells, values=cells.values[rows], missing=cells.missing[rows])
+                compared.append(checked_cells(column, some))
         if table.rows == 1:
             raise ValueError(
                 "The table has one row, from which no kinds and scales can be read. Read the "
                 "schema from all rows."
             )
-        return (
+        schema = (
             cls(tuple(columns), table.library, _integer_names(table), words)
             ._with_variables()
             ._checked()
         )
+        warn_of_repeated(schema.used, compared)
+        return schema
 
     def _checked(self) -> Schema:
         if not any(column.used for column in self.columns):
@@ -504,11 +514,8 @@ class Schema:
                     found[column.name] = levels_at(column, value)
                 elif column.kind == "binary":
                     found[column.name] = levels_at(column, value[:, j])
-                elif column.dense:
-                    plain = value[:, j] * column.scale + column.location
-                    found[column.name] = np.exp(plain) if column.kind == "positive" else plain
                 else:
-                    found[column.name] = value[:, j]
+                    found[column.name] = column.restore(value[:, j])
         return {column.name: found[column.name] for column in self.used}
 
     def _check_columns(self, names: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ class Candidate:
     """A model that was compared: log p per row, free parameters and BIC.
 
     A model is not ``sound`` if it collapsed onto equal or redundant cells or a single row: its
-    log p can be raised at will.
+    log p can be raised at will. ``redundant`` are the columns of such cells.
     """
 
     model: str
@@ -42,6 +42,7 @@ class Candidate:
     parameters: int
     bic: float
     sound: bool = True
+    redundant: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -179,9 +180,12 @@ def _fitted(
         warnings.simplefilter("ignore")  # the chosen model is fitted again, with its warnings
         fit_data(schema, declared, data, starts=starts, seed=seed, progress=False)
         total = float(declared.log_evidence(**data).value.sum()) + float(jacobian.sum())
-    sound = not collapsed(declared, data)
+    found = collapsed(declared, data)
+    entries = sorted({j for each in found.values() for j in each})
+    names = tuple(schema.variables["x"][j].name for j in entries)
     free, n = parameters(declared), len(jacobian)
-    return Candidate(model, arguments, total / n, free, free * math.log(n) - 2 * total, sound)
+    bic = free * math.log(n) - 2 * total
+    return Candidate(model, arguments, total / n, free, bic, not found, names)
 
 
 def parameters(model: Model) -> int:

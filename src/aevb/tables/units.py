@@ -74,7 +74,7 @@ def _is_far(column: Column, known: np.ndarray) -> bool:
     """Whether the median lies outside the recorded range by more than it, or by ``FAR``."""
     facts, centre = column.facts, float(np.median(known))
     low, high, mean, spread = facts.low or 0.0, facts.high or 0.0, facts.mean, facts.spread
-    if facts.log_mean is not None and column.kind != "date" and centre > 0:
+    if facts.log_mean is not None and low > 0 and column.kind != "date" and centre > 0:
         low, high, centre = math.log(low), math.log(high), math.log(centre)
         mean, spread = facts.log_mean, facts.log_spread
     beyond = max(low - centre, centre - high)
@@ -93,7 +93,7 @@ def _outside(column: Column, known: np.ndarray) -> float:
 def _factor(column: Column, known: np.ndarray) -> float | None:
     """The factor between units, a power of ten if possible, that explains the median of cells."""
     facts, centre = column.facts, float(np.median(known))
-    if facts.log_mean is not None:
+    if facts.log_mean is not None and not facts.zeros:
         usual, near = math.exp(facts.log_mean), facts.log_spread or 0.0
     else:
         usual, near = facts.mean or 0.0, (facts.spread or 0.0) / abs(facts.mean or math.inf)
