@@ -235,7 +235,7 @@ class Model(DeclaredModel):
         *,
         how: Mapping[str, str] | None = None,
         bound: str = "elbo",
-        samples: int = 1,
+        samples: int | None = None,
         gradient: str = "plain",
         resample: float | None = None,
         temperature: float | Tensor = 0.5,
@@ -255,7 +255,8 @@ class Model(DeclaredModel):
             how: Overrides the plan for single latents, e.g. ``how={"y": "gumbel"}``.
             bound: "elbo"; "iwae", the importance-weighted bound; or "particles", the bound of a
                 particle filter, for sequences.
-            samples: The number K of draws; of particles for ``bound="particles"``.
+            samples: The number K of draws; of particles for ``bound="particles"``. By default 1,
+                or 5 if ``bound`` is not "elbo".
             gradient: "plain", "stl" or "dreg", or for particles "score", which includes the
                 gradient of resampling.
             resample: The share of effective particles below which a particle filter resamples a row

@@ -5,6 +5,7 @@ of missing cells, errors, and places.
 import json
 import math
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -588,8 +589,11 @@ def test_arrays_with_a_marker_are_named_and_mark_missing_declares_it(aevb):
         model = Model(
             p={"z": Normal(1), "x | z": Normal(3)}, q={"z | x": Normal(net=mlp(4, log=True))}
         )
-        run = fit(model, {"x": data}, steps=1)
-        notes = [row["note"] for row in run.rows if "repeats far outside" in row.get("note", "")]
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            run = fit(model, {"x": data}, steps=1)
+        notes = [note for note in run.notes if "repeats far outside" in note]
+        assert all(note in [str(one.message) for one in warned] for note in notes)
         assert notes == [f"{sentence} there: aevb.data.mark_missing(x, -999)."] * noted
     assert np.array_equal(mark_missing(marked, -999), holes, equal_nan=True)
 

@@ -1,6 +1,7 @@
 """Data on which a density has no bound are refused before training, and only those."""
 
 import re
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +21,17 @@ from aevb import (
     Normal,
     Poisson,
     StudentT,
+    diagnose,
     fit,
+    linear,
+    mlp,
     zoo,
 )
-from aevb.data import dequantise
+from aevb.data import dequantise, standardise
 from aevb.data.repeated_values import note_repeats
-from aevb.training.events import SMALL_SCALE, events
+from aevb.runtime.checked_files import DataWarning
+from aevb.training.checkpoint import TrainingError
+from aevb.training.events import SMALL_SCALE, UNSCALED, events
 
 ONE_FOR_ALL = {Normal: {"scale": "learned"}, MultivariateNormal: {"covariance": "shared"}}
 FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
@@ -156,10 +162,78 @@ def test_a_fixed_scale_far_below_the_spread_of_the_data_is_noted():
             seed=0,
         )
         more = {} if latent else {"u": np.zeros((50, 1))}
-        run = fit(model, {"x": data} | more, steps=1, progress=False)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            run = fit(model, {"x": data} | more, steps=1, progress=False)
         return [str(one) for one in events(run.rows, SMALL_SCALE)]
 
     (note,) = notes(0.1, x)
     assert "times the fixed scale of p's Normal" in note
-    assert note.endswith("Divide x by 10, or declare a larger scale: Normal(…, scale=2).")
+    assert note.endswith("Divide x by 20, or declare a larger scale: Normal(…, scale=2).")
+    (note,) = notes(0.01, x / 10)  # divided, x has a standard deviation of 3 scales
+    assert note.endswith("Divide x by 20, or declare a larger scale: Normal(…, scale=0.2).")
     assert notes(1.0, x) == notes("learned", x) == notes(0.1, x / 10) == notes(0.1, x, "u") == []
+
+
+STANDARD = np.random.default_rng(0).normal(size=(50, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "net", "scale", "noted"),
+    [
+        (STANDARD, mlp(4), "network", False),
+        (3 * STANDARD + 3, mlp(4), "network", False),
+        (10 * STANDARD, mlp(4), "network", True),
+        (10 * STANDARD, mlp(4), "learned", True),
+        (10 * STANDARD, mlp(4), 10.0, False),  # a scale that suits the data
+        (10 * STANDARD, linear(), "network", False),  # trains with large steps
+        (STANDARD + np.array([0, 0, 20]), mlp(4), "network", True),
+        (0.01 * STANDARD, mlp(4), "network", True),
+        (standardise(10 * STANDARD), mlp(4), "network", False),
+    ],
+)
+def test_data_that_networks_hardly_reach_are_warned_of(x, net, scale, noted):
+    """The warning, the notes of the run and the diagnosis with and without the run agree."""
+    model = Model(
+        {"z": Normal(1), "x | z": Normal(3, net=net, scale=scale)}, {"z | x": Normal()}, seed=0
+    )
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run = fit(model, {"x": x}, steps=1)
+    assert [str(one.message) for one in warned] == list(run.notes)
+    assert [one.kind for one in events(run.rows)] == [UNSCALED] * noted
+    assert [one.filename for one in warned] == [__file__] * noted
+    assert ("\n  note    x is not standardised: its columns" in repr(run)) == noted
+    for found in (
+        diagnose(model, {"x": x}, run=run, calibrate=False),
+        diagnose(model, {"x": x}, calibrate=False),
+    ):
+        assert len(found.of(UNSCALED, about="x")) == noted
+
+
+def test_a_warning_names_the_columns_and_the_fix():
+    model = Model({"z": Normal(1), "x | z": Normal(3, net=mlp(4))}, {"z | x": Normal()}, seed=0)
+    message = (
+        r"x is not standardised: its columns have means from .* to 20 and standard deviations from "
+        r"0\.\d+ to 1\.\d+ \(farthest: column 2, from 0\)\. .* x = aevb.data.standardise\(x\)"
+    )
+    with pytest.warns(DataWarning, match=message):
+        fit(model, {"x": STANDARD + np.array([0, 0, 20 - STANDARD[:, 2].mean()])}, steps=1)
+
+
+def test_a_failed_step_names_the_scale_of_the_data_as_its_cause():
+    model = Model({"z": Normal(1), "x | z": Normal(3, net=mlp(4))}, {"z | x": Normal()}, seed=0)
+    with (
+        pytest.warns(DataWarning, match="^x is not standardised"),
+        pytest.raises(TrainingError, match="scale of the data is the probable cause: x is not st"),
+    ):
+        fit(model, {"x": 1e30 * STANDARD}, steps=2)
+
+
+def test_a_display_shows_the_notes_and_does_not_warn(capsys):
+    model = Model({"z": Normal(1), "x | z": Normal(3, net=mlp(4))}, {"z | x": Normal()}, seed=0)
+    run = fit(model, {"x": 10 * STANDARD}, steps=1, progress=True)
+    assert run.notes[0] in capsys.readouterr().out
+    with pytest.warns(DataWarning) as warned:  # of seeds= the first run alone
+        fit(model, {"x": 10 * STANDARD}, steps=1, seeds=2)
+    assert len(warned) == 1

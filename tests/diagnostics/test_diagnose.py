@@ -5,6 +5,7 @@ one that has not.
 import json
 import math
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from aevb.diagnostics.causes import reaching
 from aevb.diagnostics.clusters import information
 from aevb.diagnostics.history import judge_history
 from aevb.diagnostics.measure import Measured
+from aevb.runtime.checked_files import DataWarning
 from aevb.training.events import SKIPPED
 from aevb.training.run import Run
 from aevb.training.settings import Settings
@@ -476,16 +478,17 @@ def test_a_run_says_that_its_bound_fell_back():
             with torch.no_grad():
                 model.factors["p(x|z)"].net.blocks.bias.add_(0.5)
 
-    run = fit(
-        model,
-        {"x": X},
-        validation={"x": X},
-        steps=100,
-        validate_every=10,
-        log_every=5,
-        after=spoil,
-        seed=0,
-    )
+    with pytest.warns(DataWarning, match="^The training bound fell back from "):
+        run = fit(
+            model,
+            {"x": X},
+            validation={"x": X},
+            steps=100,
+            validate_every=10,
+            log_every=5,
+            after=spoil,
+            seed=0,
+        )
     assert any(
         row.get("note", "").startswith("The training bound fell back from ") for row in run.rows
     )
@@ -503,7 +506,9 @@ def test_importance_weights_that_rest_on_one_sample_are_told():
         with torch.no_grad():
             model.factors["q(z|x)"].net.blocks.bias.zero_()
         x = model.sample(60, seed=0)["x"]
-        run = fit(model, {"x": x}, steps=2, lr=1e-6, bound="iwae", samples=30, seed=0)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            run = fit(model, {"x": x}, steps=2, lr=1e-6, bound="iwae", samples=30, seed=0)
         notes = [row["note"] for row in run.rows if "note" in row]
         assert (
             any(

@@ -1,6 +1,7 @@
 """Maximum likelihood of the zoo's time series models: raw units, variances of zero, speed."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -169,9 +170,12 @@ def test_data_far_outside_a_prior_are_noted():
         (zoo["local_level"](start=1e11), 0),
         (zoo["ar"](), 0),
     ):
-        run = fit(model.double(), {"x": y}, schedule=mle(), steps=2, progress=False)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            run = fit(model.double(), {"x": y}, schedule=mle(), steps=2, progress=False)
         found = [row["note"] for row in run.rows if row.get("kind") == "narrow start"]
         assert len(found) == notes
+        assert [str(one.message) for one in warned] == found
         if notes:
             assert found[0].startswith(
                 "p declares level[0] ~ N(0, 1e+06²), slope[0] ~ N(0, 1e+06²). Fixed weights tie "

@@ -15,9 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import aevb
-from aevb import Bernoulli, Model, Normal, Settings, alternate, em, fit, joint, linear, mle
+from aevb import Bernoulli, Model, Normal, Settings, alternate, em, fit, joint, linear, mle, wrap
 from aevb.cli.options import FILE_ONLY
 from aevb.data.preparation import Affine
 from aevb.estimate.batch import FamilyError
@@ -272,6 +273,36 @@ def test_settings_are_exported_and_fit_takes_them():
     chosen = aevb.Settings(steps=4, seed=1)
     run = fit(factor_analysis(), {"x": rows()}, **vars(chosen))
     assert run.settings == replace(chosen, lr=0.05, compile=False)
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "samples"),
+    [("elbo", None, 1), ("iwae", None, 5), ("particles", None, 5), ("iwae", 1, 1)],
+)
+def test_weighted_bounds_take_several_samples_by_default(bound, asked, samples):
+    """One sample would make them the ELBO. The number is recorded, and read again."""
+    chosen = Settings(bound=bound, samples=asked)
+    assert chosen.samples == samples
+    assert Settings.from_record(chosen.record()) == chosen
+    if bound != "particles":  # a static model
+        plan = factor_analysis().plan(bound=bound, samples=asked)
+        run = fit(factor_analysis(), {"x": rows()}, steps=1, bound=bound, samples=asked)
+        assert plan.samples == run.settings.samples == samples
+
+
+def test_a_network_of_the_user_has_the_rate_of_hidden_layers():
+    nets = {
+        "module": (nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), 2e-3),
+        "wrapped": (wrap(nn.Sequential(nn.Linear(3, 8), nn.Tanh())), 2e-3),
+        "function": (lambda x: torch.tanh(x), 2e-3),
+        "linear": (nn.Linear(3, 2), 0.05),
+    }
+    for name, (net, rate) in nets.items():
+        model = Model(
+            p={"z": Normal(1), "x | z": Normal(3, net=linear(), scale="learned")},
+            q={"z | x": Normal(net=net)},
+        )
+        assert fit(model, {"x": rows()}, steps=1).settings.lr == rate, name
 
 
 # The command line ---------------------------------------------------------------------------------

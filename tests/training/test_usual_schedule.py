@@ -8,6 +8,7 @@ import pytest
 
 import aevb.training.usual_schedule as usual
 from aevb import Model, Normal, diagnose, em, fit, joint, linear, mle, zoo
+from aevb.runtime.checked_files import DataWarning
 from aevb.training.events import LOOSE, SCHEDULE, events
 
 with (Path(__file__).parents[2] / "docs/data/nile.csv").open() as file:
@@ -37,7 +38,8 @@ def test_seeds_take_the_usual_schedule_too():
 
 def test_a_loose_bound_is_noted_and_diagnosed():
     model = zoo.local_level().double()
-    run = fit(model, {"x": NILE}, schedule=joint(), steps=100, progress=False)
+    with pytest.warns(DataWarning, match="far above the trained bound"):
+        run = fit(model, {"x": NILE}, schedule=joint(), steps=100, progress=False)
     assert not events(run.rows, SCHEDULE)
     (event,) = events(run.rows, LOOSE)
     assert "far above the trained bound" in event.text

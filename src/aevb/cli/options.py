@@ -149,7 +149,7 @@ Set = Annotated[
 ]
 How = Annotated[list[str] | None, setting_option("how")]
 BoundName = Annotated[str, setting_option("bound")]
-Samples = Annotated[int, setting_option("samples")]
+Samples = Annotated[int | None, setting_option("samples")]
 Gradient = Annotated[str, setting_option("gradient")]
 Resample = Annotated[float | None, setting_option("resample")]
 Seed = Annotated[int, setting_option("seed")]

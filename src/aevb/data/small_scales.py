@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
+from aevb.data.unscaled import moments
 from aevb.declare.families import LocationScale
 from aevb.declare.graph import Graph
-from aevb.estimate.keys import masks_of
 
 RATIO = 10.0  # standard deviations of the data per scale from which on a scale is small
 
@@ -32,7 +31,8 @@ def note_small_scales(graph: Graph, rows: Mapping[str, Tensor]) -> Iterator[tupl
             or not isinstance(scale := getattr(spec, "scale", None), int | float)
         ):
             continue
-        spread = _spread(graph, name, rows)
+        _, sd = moments(rows, name, timed=graph.timed[name])
+        spread = float(sd.square().mean().sqrt())
         if spread <= RATIO * scale:
             continue
         family = type(spec).__name__
@@ -41,20 +41,6 @@ def note_small_scales(graph: Graph, rows: Mapping[str, Tensor]) -> Iterator[tupl
             f"{name} has a standard deviation of {spread:.3g} in its columns, {spread / scale:.0f} "
             f"times the fixed scale of p's {family}. Small errors then cost so much that the KL "
             f"terms weigh almost nothing.",
-            f"Divide {name} by {float(f'{3 * spread:.1g}'):g}, or declare a larger scale: "
-            f"{family}(…, scale={float(f'{spread / 3:.1g}'):g}).",
+            f"Divide {name} by {float(f'{spread / (3 * scale):.1g}'):g}, or declare a larger "
+            f"scale: {family}(…, scale={float(f'{spread / 3:.1g}'):g}).",
         )
-
-
-def _spread(graph: Graph, name: str, rows: Mapping[str, Tensor]) -> float:
-    """Return the root of the mean variance of the columns; 0 without a known value."""
-    known = torch.ones((), dtype=torch.bool)
-    for mask in masks_of(rows, name, timed=graph.timed[name]):
-        known = known & mask.cpu()
-    values = rows[name].cpu().double()
-    there = known.expand(values.shape).flatten(0, 1)
-    values = torch.where(there, values.flatten(0, 1), 0.0)
-    count = there.sum(0).clamp_min(1)
-    mean = values.sum(0) / count
-    variance = torch.where(there, (values - mean).square(), 0.0).sum(0) / count
-    return float(variance.mean().sqrt())

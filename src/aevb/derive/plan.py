@@ -27,6 +27,7 @@ from aevb.derive.divergences import closed_form_kl
 from aevb.derive.draws import DRAWS, TERMS, Draw, Reduction, Term
 from aevb.derive.filtering import why_not_filtered
 from aevb.derive.noise_names import RESAMPLING, dropout_name, own_draws_name
+from aevb.derive.sample_counts import usual_samples
 from aevb.runtime.suggestions import did_you_mean
 
 Layout = dict[str, tuple[NoiseKind, tuple[int, ...]]]  # noise by name: its kind and its shape
@@ -303,7 +304,7 @@ def derive(
     *,
     how: Mapping[str, str] | None = None,
     bound: str = "elbo",
-    samples: int = 1,
+    samples: int | None = None,
     gradient: str = "plain",
     resample: float | None = None,
     clamped: frozenset[str] = frozenset(),
@@ -330,6 +331,7 @@ def derive(
             f"Unknown gradient {gradient!r}. Choose one of {', '.join(GRADIENTS)}."
             f"{did_you_mean(gradient, GRADIENTS)}"
         )
+    samples = usual_samples(bound) if samples is None else samples
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples is a positive whole number, got {samples!r}.")
     threshold = _threshold(bound, gradient, resample)

@@ -19,7 +19,7 @@ from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
 from aevb.diagnostics.clusters import judge_classes
 from aevb.diagnostics.finding import Diagnosis, Finding, gravest_first
-from aevb.diagnostics.history import judge_history
+from aevb.diagnostics.history import as_finding, judge_history
 from aevb.diagnostics.latents import judge
 from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
 from aevb.diagnostics.scales import ScaleSums
@@ -34,6 +34,7 @@ from aevb.predictive.replicate import some_rows
 from aevb.runtime.contention import sharing_cores
 from aevb.training import warning_signs as course
 from aevb.training.run import Run
+from aevb.training.starting_notes import notes_on_scales
 
 CHUNK = 250  # rows per batch
 FEW = 200  # rows for measuring gradients and the dependence on latents
@@ -64,6 +65,7 @@ def diagnose(
     - a bound far below the evidence, where that is exact;
     - calibration of q on data simulated from p, unless q is not used (after ``mle()``, where the
       posterior is exact);
+    - data on a scale for which the model is not made; with ``run``, what it noted about its data;
     - from ``run``: a bound that fell, over-fitting, importance weights dominated by one sample,
       failed steps, and a KL warm-up that did not finish.
 
@@ -106,7 +108,11 @@ def diagnose(
             f"{min(gaps)} has missing entries that p reads, and diagnose compares densities at "
             f"complete rows. Pass rows without them, or fill them: impute(…).draws."
         )
-    findings = judge_history(run) if run is not None else []
+    findings = (
+        judge_history(run)
+        if run is not None
+        else [as_finding(event) for event in notes_on_scales(model, batches[0])]
+    )
     findings += _weights(model)
     reported = {finding.about for finding in findings if finding.kind == "untaught q"}
     unused = _is_unused(model, batches[0])
@@ -184,8 +190,8 @@ def _rests_on_one(model: Model, batch: Batch, run: Run, seed: int) -> list[Findi
     effective = course.effective_weights(model, plan, few, seed)
     if effective is None or effective >= course.FEW:
         return []
-    event = course.one_sample(effective, settings.samples)
-    figures = {"effective": effective, "samples": settings.samples}
+    event = course.one_sample(effective, plan.samples)
+    figures = {"effective": effective, "samples": plan.samples}
     return [Finding("warning", "one weight", "run", event.text, figures, event.remedy)]
 
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from aevb.diagnostics.finding import Finding
 from aevb.estimate.metric_names import OBJECTIVE, Metric
-from aevb.training.events import SKIPPED, UNTAUGHT, events
+from aevb.training.events import LABELS, ODD_DATA, REPEATED, SKIPPED, UNTAUGHT, Event, events
 from aevb.training.run import Run
 from aevb.training.settings import penalties_of
 from aevb.training.warning_signs import fall, fell_back
 
 FELL = 0.01  # fraction of the whole rise of the validation bound, lost since its best value
 AHEAD, SHARE = 1.0, 0.05  # training is ahead by more nats, and by more of the validation bound
+DATA = (*ODD_DATA, REPEATED, LABELS)  # notes before the first step that are findings
 NATS = 0.5  # and the loss in nats that is too small to report
 
 
@@ -31,7 +32,13 @@ def judge_history(run: Run) -> list[Finding]:
         *_failures(run),
         *_untaught(run),
         *_bias(run),
+        *(as_finding(event) for event in events(run.rows) if event.kind in DATA),
     ]
+
+
+def as_finding(event: Event) -> Finding:
+    """Return the finding that repeats a note about the data."""
+    return Finding("warning", event.kind, event.about, event.text, {}, event.remedy)
 
 
 def _over_fitting(run: Run) -> list[Finding]:

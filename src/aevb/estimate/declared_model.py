@@ -184,7 +184,7 @@ class DeclaredModel(nn.Module):
         *,
         how: Mapping[str, str] | None = None,
         bound: str = "elbo",
-        samples: int = 1,
+        samples: int | None = None,
         gradient: str = "plain",
         resample: float | None = None,
         clamped: Iterable[str] = (),

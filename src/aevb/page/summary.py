@@ -60,12 +60,12 @@ def _model(model: Model, run: Run | None) -> dict[str, Any]:
 
 def _settings(settings: Settings) -> list[dict[str, Any]]:
     """Every setting with its value and documentation; ``usual`` if it is the default."""
-    record = settings.record()
+    record, usual = settings.record(), Settings(bound=settings.bound)
     return [
         {
             "name": one.name,
             "value": _text(record.get(one.name)),
-            "usual": getattr(settings, one.name) == default_of(one),
+            "usual": getattr(settings, one.name) in (default_of(one), getattr(usual, one.name)),
             "help": documentation(one),
         }
         for one in fields(Settings)

@@ -23,7 +23,7 @@ MOST_AXES = 64  # axes of a tensor; torch allows no more
 
 
 class DataWarning(UserWarning):
-    """Warning about unused or suspicious data; the message names them.
+    """Warning about unused or suspicious data, or a run whose results may be wrong.
 
     ``for_commands`` is the command line's message.
     """

@@ -63,7 +63,7 @@ def why_not_on(device: torch.device, model: Model, settings: Settings) -> str | 
         rows = _rows(model)
         twin = copy.deepcopy(model).to(device)
         with ExitStack() as closing:
-            Training(twin, rows, rows, trial, None, False, closing, progress=False).run()
+            Training(twin, rows, rows, trial, None, False, closing, warned=()).run()
     # Whatever fails on this device, the CPU is the answer; a mistake of the user fails there again.
     except Exception as error:
         return (str(error).partition("\n")[0] or type(error).__name__).rstrip(".")

@@ -13,11 +13,13 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, latent_of
+from aevb.runtime.checked_files import DataWarning
 from aevb.trackers.protocol import Tracker
 from aevb.training.best import Best, better
 from aevb.training.run_folder import Folder
@@ -51,6 +53,25 @@ class Watcher(Tracker):
 
     def close(self) -> None:
         """Called when the run ends or fails."""
+
+
+class Warnings(Watcher):
+    """Display nothing, but warn of events of some kinds, which say that results may be wrong."""
+
+    def __init__(self, kinds: Collection[str]) -> None:
+        self.kinds = kinds
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        if values.get("kind") in self.kinds:
+            warnings.warn(DataWarning(values["note"]), stacklevel=_frames_of_aevb())
+
+
+def _frames_of_aevb() -> int:
+    """Return the stack level at which a warning names the line that called aevb."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("aevb."):
+        level, frame = level + 1, frame.f_back
+    return level + 1
 
 
 class Display(Watcher):

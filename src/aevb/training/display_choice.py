@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 from aevb.training.best import Best
-from aevb.training.display import Lines, Live, Watcher, on_terminal
+from aevb.training.display import Lines, Live, Warnings, Watcher, on_terminal
+from aevb.training.events import WARNINGS
 from aevb.training.notebook_line import NotebookLine
 
 
@@ -18,19 +20,23 @@ def display(
     best: Best | None = None,
     *,
     validates: bool = True,
+    warned: Collection[str] = WARNINGS,
 ) -> Watcher:
     """Return a live panel on a terminal, and a line that is updated in a notebook.
 
     Elsewhere, ``progress=True`` displays plain lines. With ``progress=False`` nothing is displayed.
-    ``validates`` says whether the run has validation data.
+    Where nothing is displayed, events of the kinds ``warned`` become warnings. ``validates`` says
+    whether the run has validation data.
     """
     if progress is False:
-        return Watcher()
+        return Warnings(warned)
     if in_notebook():
         return NotebookLine(start, total, epochs, bound, best)
     if on_terminal():
         return Live(start, total, epochs, bound, best)
-    return Lines(start, total, epochs, bound, best, validates=validates) if progress else Watcher()
+    if not progress:
+        return Warnings(warned)
+    return Lines(start, total, epochs, bound, best, validates=validates)
 
 
 def in_notebook() -> bool:

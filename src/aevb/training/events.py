@@ -23,6 +23,8 @@ REPEATED = "repeated values"
 BIASED = "biased gradient"
 NARROW_START = "narrow start"  # the data lie far outside the prior of a latent
 SMALL_SCALE = "small scale"  # the fixed scale of a likelihood is far below the spread of the data
+UNSCALED = "unscaled data"  # the data are far from mean 0 and standard deviation 1
+MARKER = "marker of missing values"  # a number such as -999 repeats far outside the others
 OBJECTIVE = "objective"  # the run maximises something else than the bound
 WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
@@ -37,6 +39,9 @@ TRACKER = "tracker failed"
 # Events that concern the machine of the run only. They name its folders or hosts, so they are not
 # published.
 LOCAL = (FOLDER, TRACKER)
+# Events that say that results may be wrong: odd data, and signs of failed training.
+ODD_DATA = (NARROW_START, SMALL_SCALE, UNSCALED, MARKER)
+WARNINGS = (*ODD_DATA, FELL_BACK, ONE_SAMPLE, LOOSE)
 
 
 EVENT_FIELDS = ("note", "kind", "about", "remedy")  # the texts in the row of an event

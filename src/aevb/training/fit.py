@@ -20,7 +20,7 @@ from aevb.training.after_hook import After
 from aevb.training.checkpoint import TrainingError
 from aevb.training.checks import refuse_shared
 from aevb.training.devices import device_for
-from aevb.training.events import Event
+from aevb.training.events import ODD_DATA, WARNINGS, Event
 from aevb.training.loop import Training
 from aevb.training.purity import added
 from aevb.training.run import Run
@@ -103,7 +103,8 @@ def fit(
             there and stays there; the rows follow it. By default the device that the model is on.
         progress: Display of the progress. By default a live panel on a terminal, one line that is
             updated in a notebook, and nothing elsewhere; True also prints plain lines elsewhere;
-            False prints nothing.
+            False prints nothing. Where nothing is displayed, notes that say that results may be
+            wrong are warnings; ``run.notes`` has all notes.
         tensorboard: Write scalars for TensorBoard into ``out/tensorboard``.
         trackers: Where else the numbers of the run go: "wandb", "mlflow", "trackio",
             "tensorboard", or objects of classes derived from :class:`aevb.trackers.Tracker`, or
@@ -210,6 +211,8 @@ def fit(
                     resume,
                     closing,
                     progress=progress,
+                    # All runs have the same data, of which the first one warns.
+                    warned=[one for one in WARNINGS if not trainings or one not in ODD_DATA],
                     **options,
                 )
             )

@@ -19,6 +19,7 @@ from aevb.data.sources import Source, open_source
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.graph import Graph
 from aevb.declare.networks import MLP
+from aevb.declare.own_networks import Wrapped
 from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
 from aevb.estimate.batch import Batch, split_latents
@@ -180,14 +181,24 @@ def frozen(model: Model) -> list[str]:
 
 def _usual_rate(model: Model) -> float:
     """Return the default learning rate: larger for linear models than for models with networks."""
-    linear = all(
-        not isinstance(module, MLP) or not module.spec.hidden for module in model.modules()
-    )
-    plain = all(
-        not isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence)
-        for module in model.modules()
-    )
-    return 0.05 if linear and plain else 2e-3
+    return 2e-3 if has_hidden_layers(model) else 0.05
+
+
+def has_hidden_layers(model: Model) -> bool:
+    """Return whether a factor has a network with a hidden layer."""
+    return any(map(_has_hidden_layer, model.modules()))
+
+
+def _has_hidden_layer(module: torch.nn.Module) -> bool:
+    """Return whether a module is a network with a hidden layer.
+
+    A network of the user counts as one unless it is a single linear layer.
+    """
+    if isinstance(module, MLP):
+        return bool(module.spec.hidden)
+    if isinstance(module, Wrapped):
+        return not isinstance(module.module, torch.nn.Linear)
+    return isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence)
 
 
 def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:

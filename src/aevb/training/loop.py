@@ -7,7 +7,7 @@ resumed run equals the uninterrupted run bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from aevb.training.steppers import stepper_for
 from aevb.training.threads import threads, worth
 from aevb.training.tracking import Tracking
 from aevb.training.trained_factors import record_trained_factors
-from aevb.training.trouble import advice
+from aevb.training.trouble import advice, scale_at_fault
 from aevb.training.validation import Validation
 from aevb.training.warning_signs import signs_at_end
 
@@ -63,6 +63,7 @@ class Training:
         closing: ExitStack,
         *,
         progress: bool | None = False,
+        warned: Collection[str] = events.WARNINGS,
         tensorboard: bool = False,
         tracking: Tracking | None = None,
         after: After | None = None,
@@ -70,7 +71,8 @@ class Training:
     ) -> None:
         """Check everything, open the run's files, and restore the checkpoint of a resumed run.
 
-        ``closing`` releases the folder and the displays at the end.
+        ``warned`` lists the kinds of events that are warnings if nothing is displayed. ``closing``
+        releases the folder and the displays at the end.
         """
         if out is not None:
             refuse_taken(out, resume)
@@ -107,7 +109,9 @@ class Training:
         check_weights(model)
         tracking = tracking or Tracking()
         places = tracking.start(job, self.history, closing, self.step)
-        self._watch(progress, tensorboard, closing, anew=resume and opened.checkpoint is None)
+        self._watch(
+            progress, warned, tensorboard, closing, anew=resume and opened.checkpoint is None
+        )
         for place in places:
             self.history.tell(place)
 
@@ -313,8 +317,11 @@ class Training:
             what = self.stepper.what_failed(last, self.settings.schedule.phase(last, self.total))
             raise TrainingError(
                 f"After step {last}, {what} The weights are of no use and were not "
-                f"saved.{self.saving.last_good()} Use a lower lr (it was {self.settings.lr:g}), or "
-                f"clip=."
+                f"saved.{self.saving.last_good()}"
+                + (
+                    scale_at_fault(self.job)
+                    or f" Use a lower lr (it was {self.settings.lr:g}), or clip=."
+                )
             )
 
     def _checkpoint(self, *, copied: bool = False) -> Checkpoint:
@@ -367,7 +374,13 @@ class Training:
         return source
 
     def _watch(
-        self, progress: bool | None, tensorboard: bool, closing: ExitStack, *, anew: bool
+        self,
+        progress: bool | None,
+        warned: Collection[str],
+        tensorboard: bool,
+        closing: ExitStack,
+        *,
+        anew: bool,
     ) -> None:
         """Attach the progress display and TensorBoard. Only the first process has them.
 
@@ -387,6 +400,7 @@ class Training:
                 self.settings.judge,
                 self.validation.best,
                 validates=self.validation.source is not None,
+                warned=warned,
             )
         )
         for watcher in history.watchers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Run:
     total: int | None = None
 
     def __repr__(self) -> str:
-        """Return a summary in a few lines; ``rows`` and ``history`` have the details.
+        """Return a summary in a few lines; ``notes`` and ``history`` have the details.
 
         >>> from aevb import Normal, fit
         >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
@@ -95,9 +96,26 @@ class Run:
                 f"validation {self.settings.judge} {self.best.value:.4f} at step {self.best.step:,}"
             )
         lines["folder"] = "not saved" if self.out is None else str(self.out)
+        # The first line says how the run ended.
+        notes = [one for one in events(self.rows) if one.kind not in (CONVERGED, STOPPED_EARLY)]
         return "\n".join(
-            [", ".join(filter(None, parts)), *(f"  {a:<7} {b}" for a, b in lines.items())]
+            [
+                ", ".join(filter(None, parts)),
+                *(f"  {a:<7} {b}" for a, b in lines.items()),
+                *(f"  note    {textwrap.shorten(str(one), 90, placeholder=' …')}" for one in notes),
+            ]
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the run: what it chose, odd data, and signs that results may be wrong.
+
+        >>> from aevb import Normal, fit
+        >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
+        >>> fit(model, {"x": np.random.default_rng(0).normal(size=(50, 2))}, steps=20).notes
+        ()
+        """
+        return tuple(map(str, events(self.rows)))
 
     @property
     def ended(self) -> str:

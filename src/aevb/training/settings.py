@@ -17,6 +17,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aevb.derive.sample_counts import usual_samples
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import Phase, Schedule, joint, schedule_from
@@ -86,7 +87,9 @@ class Settings:
     steps: int | None = _setting("Steps of the optimiser; set this or epochs.", None)
     batch: int = _setting("Rows per step.", 100)
     lr: float | None = _setting(
-        "Learning rate. By default 2e-3, or 0.05 if no factor has a hidden layer.", None
+        "Learning rate. By default 2e-3, or 0.05 if no factor has a hidden layer. Your own modules "
+        "and functions count as hidden layers, except a single nn.Linear.",
+        None,
     )
     warmup: int = _setting("Steps over which the learning rate rises from 0.", 0)
     decay: str = _setting(
@@ -158,7 +161,9 @@ class Settings:
         "Bound on the evidence: elbo, iwae, or particles (for sequences, by a particle filter).",
         "elbo",
     )
-    samples: int = _setting("Samples, or particles, per example.", 1)
+    samples: int | None = _setting(
+        "Samples, or particles, per example. By default 1, or 5 with bound iwae or particles.", None
+    )
     gradient: str = _setting(
         "Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised). "
         "For particles plain, or score, which includes the gradient of resampling.",
@@ -201,6 +206,8 @@ class Settings:
         for f in fields(self):  # JSON cannot store numpy's numbers
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
+        if self.samples is None:
+            object.__setattr__(self, "samples", usual_samples(self.bound))
         for name in (
             "batch",
             "samples",

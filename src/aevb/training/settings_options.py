@@ -25,7 +25,11 @@ class SettingsOptions(TypedDict, total=False):
     batch: int
     """Rows per step. Default: 100."""
     lr: float | None
-    """Learning rate. By default 2e-3, or 0.05 if no factor has a hidden layer."""
+    """Learning rate.
+
+    By default 2e-3, or 0.05 if no factor has a hidden layer. Your own modules and functions
+    count as hidden layers, except a single nn.Linear.
+    """
     warmup: int
     """Steps over which the learning rate rises from 0. Default: 0."""
     decay: str
@@ -100,8 +104,8 @@ class SettingsOptions(TypedDict, total=False):
 
     Default: "elbo".
     """
-    samples: int
-    """Samples, or particles, per example. Default: 1."""
+    samples: int | None
+    """Samples, or particles, per example. By default 1, or 5 with bound iwae or particles."""
     gradient: str
     """Gradient estimator: plain, stl (sticking the landing), dreg (doubly reparameterised).
 

@@ -9,12 +9,15 @@ import torch
 from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
 from aevb.data.small_scales import note_small_scales
+from aevb.data.unscaled import note_unscaled
 from aevb.declare.families import Exact
+from aevb.estimate.batch import Batch
+from aevb.model import Model
 from aevb.posterior.training_record import with_weights
 from aevb.runtime import private_torch
 from aevb.training import events
 from aevb.training.events import Event
-from aevb.training.job import Job
+from aevb.training.job import Job, has_hidden_layers
 from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
 from aevb.training.settings import penalties_of
 from aevb.training.trained_factors import known_everywhere
@@ -50,11 +53,11 @@ def notes_at_start(job: Job) -> Iterator[Event]:
         yield Event(events.WINDOWS, "run", str(job.windows))
     for text in _odd_data(job):
         yield Event(events.REPEATED, "data", text)
+    for text in job.markers:
+        yield Event(events.MARKER, "data", text)
     first = job.source.take(torch.arange(min(LOOK, job.source.n)))
-    for text in note_narrow_starts(job.model.graph, first):
-        yield Event(events.NARROW_START, "p", text)
-    for name, text, remedy in note_small_scales(job.model.graph, first):
-        yield Event(events.SMALL_SCALE, name, text, remedy)
+    gradients = job.settings.schedule.objective == "bound"
+    yield from notes_on_scales(job.model, first, gradients=gradients)
     if job.compiling is not None and job.compiling.compile:
         yield Event(events.COMPILED, "run", str(job.compiling))
     if slower := private_torch.slower():
@@ -77,6 +80,20 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             f"mle() takes Adam's steps on batches instead of L-BFGS on all rows: {job.in_batches}."
         )
         yield Event(events.IN_BATCHES, "run", text)
+
+
+def notes_on_scales(model: Model, rows: Batch, *, gradients: bool = True) -> Iterator[Event]:
+    """Return events about data on a scale for which the model is not made.
+
+    ``gradients`` says that steps on the bound train the model, rather than exact methods.
+    """
+    for text in note_narrow_starts(model.graph, rows):
+        yield Event(events.NARROW_START, "p", text)
+    for name, text, remedy in note_small_scales(model.graph, rows):
+        yield Event(events.SMALL_SCALE, name, text, remedy)
+    if gradients and has_hidden_layers(model):
+        for name, text, remedy in note_unscaled(model.graph, rows):
+            yield Event(events.UNSCALED, name, text, remedy)
 
 
 def _latents_known_everywhere(job: Job) -> Iterator[Event]:
@@ -120,13 +137,11 @@ def _labels_without_effect(job: Job) -> Iterator[Event]:
 def _odd_data(job: Job) -> list[str]:
     """Return notes about a sample of rows.
 
-    They report values repeated under a density, markers of missing values, and columns that look
-    like row numbers.
+    They report values repeated under a density, and columns that look like row numbers.
     """
     graph, source = job.model.graph, job.source
     first = source.read(torch.arange(min(LOOK, source.n)))
     return [
         *note_repeated_rows(graph, source),
-        *job.markers,
         *note_numbering(graph, first, source.fresh, source.places),
     ]

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from aevb.data.repeated_values import LOOK
 from aevb.estimate.metric_names import latent_of
 from aevb.training.job import Job
 from aevb.training.objective import Objective
+from aevb.training.starting_notes import notes_on_scales
 from aevb.training.step_inputs import Inputs
 
 
@@ -98,6 +100,8 @@ def advice(job: Job, step: int) -> str:
     """Return what to do about a failed step."""
     if job.em is not None and job.em.closed:
         return " Standardise the data (aevb.data.standardise), or use mle()."
+    if (scale := scale_at_fault(job)) is not None:
+        return scale
     if step == 0 and (name := _large_input(job)) is not None:
         return (
             f" Nothing has been learned yet, so the cause is probably the networks' inputs: {name} "
@@ -105,6 +109,13 @@ def advice(job: Job, step: int) -> str:
             f"standardise other data (aevb.data.standardise)."
         )
     return " Look at these rows; a new run may do better with a lower lr, or clip=."
+
+
+def scale_at_fault(job: Job) -> str | None:
+    """Return a sentence that blames the scale of the data for a failure, if it is odd."""
+    rows = job.source.take(torch.arange(min(LOOK, job.source.n)))
+    found = next(notes_on_scales(job.model, rows), None)
+    return None if found is None else f" The scale of the data is the probable cause: {found}"
 
 
 def _large_input(job: Job) -> str | None:

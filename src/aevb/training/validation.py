@@ -33,7 +33,7 @@ class Validation:
                 self.source,
                 how=s.how,
                 bound=s.bound,
-                samples=s.samples,
+                samples=self.job.plan.samples,
                 seed=s.seed,
                 settings=s,
             )
