@@ -25,8 +25,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[test]'
 	touch $@
 
-# Each worker runs whole files (tests/conftest.py), with one thread.
-WORKERS ?= 2
+# Each worker runs whole files (tests/conftest.py), with one thread. Three on two cores: some tests wait.
+WORKERS ?= 3
 NPM := --ignore-scripts --no-audit --no-fund --silent
 MARKED := -m 'not slow'
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(MARKED)
@@ -43,10 +43,10 @@ CHECKED := $(addprefix tests/, \
 
 .PHONY: test test-all check lint bundle browser web docs reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
-LIVE := tests/page/test_live_browser.py
+LIVE := tests/page/test_live_browser.py tests/page/test_server.py
 test:
 	$(MAKE) --jobs --no-print-directory lint bundle browser
-	$(PYTEST) --ignore=$(LIVE)
+	$(PYTEST) $(addprefix --ignore=,$(LIVE))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load $(LIVE)
 
 test-all: MARKED :=
