@@ -712,7 +712,10 @@ def test_exact_is_bayes_rule_and_collapses_to_a_logsumexp():
 REFUSED = [
     ({"gradient": "stl", "bound": "iwae", "samples": 2}, "biased for iwae with samples > 1"),
     ({"gradient": "dreg"}, 'is for bound="iwae" with samples=2 or more'),
-    ({"gradient": "dreg", "bound": "iwae"}, 'is for bound="iwae" with samples=2 or more'),
+    (
+        {"gradient": "dreg", "bound": "iwae", "samples": 1},
+        'is for bound="iwae" with samples=2 or more',
+    ),
     (
         {"gradient": "dreg", "bound": "iwae", "samples": 2, "how": {"y": "score"}},
         "but y is drawn by 'score'",

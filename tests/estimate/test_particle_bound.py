@@ -306,13 +306,13 @@ def test_gradients_reach_p_through_its_draws_of_gaps():
     )
     x = model.sample(2, steps=3, seed=1)["x"]
     x[0, 1] = x[1, 0] = NAN
-    plan = model.plan(bound="particles", partial=["x"])
+    plan = model.plan(bound="particles", samples=1, partial=["x"])
     assert plan.completed == {"x"}
     noise = model.draw_noise(plan, model.prepare(gaps=True, x=x), seed=0)
     assert noise["x"].shape == (1, 3, 2, 1)
 
     def value() -> Tensor:
-        return model.elbo(bound="particles", noise=noise, x=x).value.sum()
+        return model.elbo(bound="particles", samples=1, noise=noise, x=x).value.sum()
 
     for parameter, gradient in zip(model.parameters(), gradients(model, value()), strict=True):
         _assert_derivative(parameter, gradient, lambda: value().item())
@@ -509,7 +509,7 @@ REFUSED = [
     ),
     (WALK, None, {"gradient": "stl"}, "resamples between steps, where it is biased"),
     (WALK, None, {"gradient": "dreg", "samples": 4}, 'Use gradient="plain" or "score"'),
-    (WALK, None, {"gradient": "score"}, "which needs samples=2 or more"),
+    (WALK, None, {"gradient": "score", "samples": 1}, "which needs samples=2 or more"),
     (WALK, None, {"gradient": "score", "samples": 4, "resample": 0.5}, r"Use resample=1, or leave"),
     (WALK, None, {"gradient": "score", "samples": 4, "resample": 0}, "no row is ever resampled"),
     (WALK, None, {"resample": 1.5}, r"from 0 \(never\) to 1 \(after every step\), got 1\.5"),

@@ -287,7 +287,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "way", "message"), REFUSED)
 def test_what_would_be_biased_without_a_word_is_refused(name, way, message):
     with pytest.raises(ValueError, match=message):
-        build(name).plan(bound="iwae", **way)
+        build(name).plan(**{"bound": "iwae", "samples": 1, **way})
 
 
 @pytest.mark.parametrize("samples", [2, 3])

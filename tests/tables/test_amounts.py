@@ -15,6 +15,9 @@ from aevb.runtime.checked_files import DataWarning
 from aevb.tables.amounts import amounts_of, mixed_units
 from aevb.tables.frames import read_table
 
+# Some tables have one column in several forms.
+pytestmark = pytest.mark.filterwarnings("ignore:.*'b' equals 'a'")
+
 N = 60
 RNG = np.random.default_rng(0)
 NUMBERS = np.round(np.exp(RNG.normal(7, 1, N)), 2)
