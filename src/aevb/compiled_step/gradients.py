@@ -23,6 +23,7 @@ from torch.autograd import Function
 
 from aevb.runtime import private_torch
 from aevb.runtime.private_torch import is_transformed
+from aevb.runtime.shapes import broadcast_shapes
 
 
 def affine(
@@ -327,7 +328,7 @@ def lstm_cell(inputs: Tensor, recurrent: Tensor, cell: Tensor) -> tuple[Tensor, 
     """
     fused = inputs.device.type == "cuda" and private_torch.lstm_cell is not None
     if not is_transformed() and (fused or _elementary.get()):
-        shape = torch.broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
+        shape = broadcast_shapes(inputs.shape[:-1], recurrent.shape[:-1], cell.shape[:-1])
         rows = [
             value.expand(*shape, value.shape[-1]).reshape(-1, value.shape[-1])
             for value in (inputs, recurrent, cell)

@@ -23,6 +23,7 @@ from aevb.declare.networks import (
     _sizes,
 )
 from aevb.declare.registry import register
+from aevb.runtime.shapes import broadcast_shapes
 
 
 @register
@@ -178,7 +179,7 @@ class Attention(nn.Module):
                 absent = missing[name].unflatten(-1, (count, size))
                 part = part + affine(absent, self.missing[name])
             found.append(part.flatten(-2))
-        lead = torch.broadcast_shapes(*(part.shape[:-1] for part in found))
+        lead = broadcast_shapes(*(part.shape[:-1] for part in found))
         tokens = torch.cat([part.expand(*lead, part.shape[-1]) for part in found], -1)
         if not bias:
             return tokens

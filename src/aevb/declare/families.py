@@ -19,6 +19,7 @@ from aevb.declare.conditionals import Conditional, Degenerate, Occurrences, cons
 from aevb.declare.dispersion import most_likely_dispersion
 from aevb.declare.noise_kinds import Noise, student
 from aevb.declare.registry import register, registered
+from aevb.runtime.shapes import broadcast_shapes
 
 # Closed-form estimates clamp probabilities and rates here, because the maximum-likelihood logit of
 # constant data (a column of zeros, a cluster of equal rows) is infinite.
@@ -404,7 +405,7 @@ class Mixture(Conditional):
         assert isinstance(dist, ad.GaussianMixture)
         each = ad.normal_log_prob(value.unsqueeze(-2), dist.loc, dist.scale)
         each = torch.where(present.unsqueeze(-2), each, torch.zeros_like(each)).sum(-1)
-        shape = (*torch.broadcast_shapes(each.shape, dist.log_weights.shape), dist.loc.shape[-1])
+        shape = (*broadcast_shapes(each.shape, dist.log_weights.shape), dist.loc.shape[-1])
         return ad.GaussianMixture(
             (each + dist.log_weights).log_softmax(-1),
             dist.loc.expand(shape),

@@ -28,6 +28,7 @@ from aevb.declare.own_dropout import dropping, replace_dropout
 from aevb.declare.probe import Found, probe
 from aevb.declare.registry import name_of, register
 from aevb.runtime.seeding import global_seeded
+from aevb.runtime.shapes import broadcast_shapes
 
 OUTPUTS = ("auto", "features", "parameters")
 Dropouts = tuple[tuple[float, int], ...]
@@ -211,7 +212,7 @@ class Wrapped(nn.Module):
             raise ValueError("a first layer needs at least one parent")
         if len(given) == 1:
             return known[0]
-        lead = torch.broadcast_shapes(*(value.shape[:-1] for value in known))
+        lead = broadcast_shapes(*(value.shape[:-1] for value in known))
         return torch.cat(
             [
                 known[0].new_zeros(*lead, width)
@@ -226,7 +227,7 @@ class Wrapped(nn.Module):
         seed = None
         if self.found.draws and keep:
             *keep, seed = keep
-        lead = torch.broadcast_shapes(h.shape[:-1], *(mask.shape[:-1] for mask in keep))
+        lead = broadcast_shapes(h.shape[:-1], *(mask.shape[:-1] for mask in keep))
         rows = h.expand(*lead, h.shape[-1]).reshape(-1, h.shape[-1])
         values = rows.split(self.widths, -1)
         shapes = self.parents.values()

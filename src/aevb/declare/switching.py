@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from aevb.declare.networks import INITIALIZERS, Blocks, Named, Network, Shape, _choice
 from aevb.declare.registry import register
+from aevb.runtime.shapes import broadcast_shapes
 
 
 @register
@@ -116,7 +117,7 @@ class Switching(nn.Module):
         chosen = inputs.get(self.by, zeros)
         if missing and self.by in missing and self.by in self.missing:
             chosen = chosen + missing[self.by].to(chosen.dtype) @ self.missing[self.by].T
-        lead = torch.broadcast_shapes(maps.shape[:-1], chosen.shape[:-1])
+        lead = broadcast_shapes(maps.shape[:-1], chosen.shape[:-1])
         return torch.cat([maps.expand(*lead, -1), chosen.to(maps.dtype).expand(*lead, -1)], -1)
 
     def rest(self, h: Tensor, keep: Sequence[Tensor] = ()) -> Tensor:

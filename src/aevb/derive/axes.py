@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aevb.runtime.shapes import broadcast_shapes
+
 TIME, SAMPLES, FIRST_SLOT = -3, -4, -5  # enumeration axes extend from the first slot to the left
 
 
@@ -33,9 +35,7 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate parts along time; all other axes are broadcast."""
     if len(parts) == 1:
         return parts[0]
-    shape = torch.broadcast_shapes(
-        *((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts)
-    )
+    shape = broadcast_shapes(*((*part.shape[:TIME], 1, *part.shape[TIME + 1 :]) for part in parts))
     return torch.cat(
         [part.expand(*shape[:TIME], part.shape[TIME], *shape[TIME + 1 :]) for part in parts], TIME
     )

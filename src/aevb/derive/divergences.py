@@ -24,6 +24,7 @@ from aevb.declare.families import (
     OneHot,
     Poisson,
 )
+from aevb.runtime.shapes import broadcast_shapes
 
 _KL: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 
@@ -82,14 +83,14 @@ def _kl_full_diagonal(q: ad.MultivariateNormal, p: td.Normal) -> Tensor:
 
 @register_kl(Normal, MultivariateNormal)
 def _kl_diagonal_full(q: td.Normal, p: ad.MultivariateNormal) -> Tensor:
-    scale = q.scale.expand(torch.broadcast_shapes(q.scale.shape, q.loc.shape))
+    scale = q.scale.expand(broadcast_shapes(q.scale.shape, q.loc.shape))
     return _kl_full(ad.MultivariateNormal(q.loc, torch.diag_embed(scale)), p)
 
 
 @register_kl(MultivariateNormal, MultivariateNormal)
 def _kl_full(q: ad.MultivariateNormal, p: ad.MultivariateNormal) -> Tensor:
     factor_q, factor_p = q._unbroadcasted_scale_tril, p._unbroadcasted_scale_tril
-    shape = torch.broadcast_shapes(factor_q.shape, factor_p.shape)
+    shape = broadcast_shapes(factor_q.shape, factor_p.shape)
     trace = (
         torch.linalg.solve_triangular(factor_p.expand(shape), factor_q.expand(shape), upper=False)
         .square()

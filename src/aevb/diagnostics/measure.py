@@ -16,6 +16,7 @@ from aevb.estimate.batch import Batch
 from aevb.estimate.estimators import Estimate
 from aevb.estimate.keys import real_steps
 from aevb.model import Model
+from aevb.runtime.shapes import broadcast_shapes
 
 SAMPLES_DRAWN = 4  # samples per example
 
@@ -156,7 +157,7 @@ def measured(model: Model, plan: Plan, batches: list[Batch], seed: int) -> Itera
 
 def _kl(q: td.Distribution, p: td.Distribution) -> Tensor:
     """Return KL(q‖p) per entry. torch's ``kl_divergence`` does not always broadcast."""
-    shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
+    shape = broadcast_shapes(q.batch_shape, p.batch_shape)
     return td.kl_divergence(q.expand(shape), p.expand(shape))
 
 

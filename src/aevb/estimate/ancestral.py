@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aevb.declare.conditionals import Factor
@@ -17,6 +16,7 @@ from aevb.estimate.batch import Batch, are_labels, numbers, prepare, public
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.program import Program
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.shapes import broadcast_shapes
 from aevb.runtime.suggestions import did_you_mean
 
 
@@ -141,7 +141,7 @@ def ancestral_draw(
         factor = model.factors[entry.id]
         assert isinstance(factor, Factor)
         count = steps if model.graph.timed[name] and t is None else 1
-        raw = raw.expand(torch.broadcast_shapes(raw.shape, (count, n, 1)))
+        raw = raw.expand(broadcast_shapes(raw.shape, (count, n, 1)))
         dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
         if kind is None:
             return draw_from(dist)

@@ -53,6 +53,7 @@ from aevb.estimate.keys import is_mask, mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.particle_bound import ParticleEstimate
 from aevb.estimate.program import Program
+from aevb.runtime.shapes import broadcast_shapes
 
 
 def scale_gradient(value: Tensor, factor: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ class Estimate:
         assert self.scale is not None
         scale = self.scale[name]
         return scale_gradient(
-            raw.expand(torch.broadcast_shapes(raw.shape, (*scale.shape[:-1], 1))), scale
+            raw.expand(broadcast_shapes(raw.shape, (*scale.shape[:-1], 1))), scale
         )
 
     def _noise_at(self, entry: Entry, t: int | None) -> Tensor:
@@ -198,9 +199,7 @@ class Estimate:
         raw = scaled(raw) if scaled else raw
         # A seed: torch draws the sample, so the parameters need all axes of the value.
         if noise.dim() == 0:
-            raw = raw.expand(
-                torch.broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1))
-            )
+            raw = raw.expand(broadcast_shapes(raw.shape, (*self._value_shape(name, t)[:-1], 1)))
         whole = t is None and scaled is None and noise.dim() and entry.key.at in ("t", "static")
         dist = (
             self.program.distribution("q", name)[1] if whole else factor.distribution(raw, scaled)
@@ -246,7 +245,7 @@ class Estimate:
             known = known.all(-1, keepdim=True)
         if noise.dim() == 0:
             shape = self._value_shape(name, t)
-            raw = raw.expand(torch.broadcast_shapes(raw.shape, (*shape[:-1], 1)))
+            raw = raw.expand(broadcast_shapes(raw.shape, (*shape[:-1], 1)))
         whole = t is None and noise.dim() and entry.key.at in ("t", "static")
         dist = self.program.distribution("p", name)[1] if whole else factor.distribution(raw)
         dist = spec.given_known(dist, value, known)

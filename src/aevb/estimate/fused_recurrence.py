@@ -15,6 +15,7 @@ from torch import Tensor
 from aevb.declare.deterministic import LSTM, Recurrence
 from aevb.derive.axes import TIME, join, over_time
 from aevb.runtime.private_torch import is_transformed
+from aevb.runtime.shapes import broadcast_shapes
 
 if TYPE_CHECKING:
     from aevb.estimate.loop import Loop, State
@@ -67,7 +68,7 @@ def fused(loop: Loop, state: State, start: Tensor | None) -> tuple[Tensor, State
     blocks += [factor.blocks.missing[label] for label in missing]
     parts = [over_time(part, program.count) for part in (*inputs.values(), *missing.values())]
     # The axes before time, and the number of rows, of all inputs and the state together.
-    shape = torch.broadcast_shapes(
+    shape = broadcast_shapes(
         *(part.shape[:-1] for part in parts),
         *((*part.shape[:TIME], program.count, part.shape[-2]) for part in state),
     )
@@ -99,12 +100,12 @@ def fused(loop: Loop, state: State, start: Tensor | None) -> tuple[Tensor, State
     return value, tuple(part.view(*shape[:-2], 1, shape[-1], factor.d) for part in last)
 
 
-def _rows(part: Tensor, shape: torch.Size) -> Tensor:
+def _rows(part: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A part of a state as a matrix with all examples, samples and enumerated values as rows."""
     return part.expand(*shape[:-2], 1, shape[-1], part.shape[-1]).reshape(-1, part.shape[-1])
 
 
-def _reversed(real: Tensor, shape: torch.Size) -> Tensor:
+def _reversed(real: Tensor, shape: tuple[int, ...]) -> Tensor:
     """For each row, its steps in reverse order, then its padded steps: indices [T, N, 1]."""
     steps = torch.arange(len(real), device=real.device)[:, None, None]
     order = torch.where(real, real.sum(0, keepdim=True) - 1 - steps, steps)

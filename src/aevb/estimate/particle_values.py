@@ -20,6 +20,7 @@ from aevb.estimate.keys import mask_of
 from aevb.estimate.metric_names import kl_term, latent_of
 from aevb.estimate.particle_reading import At, State, StepReader, at_step, choose
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.shapes import broadcast_shapes
 
 Terms = dict[str, Tensor]  # log p, and log q − log p of latents, by the names of a bound's terms
 
@@ -297,5 +298,5 @@ def _widened(dist: td.Distribution, lead: tuple[int, int, int]) -> td.Distributi
     """Expand a distribution so that each particle has its own."""
     event = 1 if dist.event_shape else 0
     shape = dist.batch_shape if event else dist.batch_shape[:-1]
-    wide = torch.broadcast_shapes(shape, lead)
+    wide = broadcast_shapes(shape, lead)
     return dist.expand(wide if event else (*wide, dist.batch_shape[-1]))

@@ -27,6 +27,7 @@ from aevb.evidence.missing_patterns import parts
 from aevb.evidence.smoothing import Smoother
 from aevb.evidence.structure import Structure, structure_of
 from aevb.runtime.seeding import generator
+from aevb.runtime.shapes import broadcast_shapes
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Unknowns:
         Missing entries are conditioned on the known ones and on each value of the discrete latents.
         """
         mean, variance = (
-            part.expand(torch.broadcast_shapes(part.shape, (*weight.shape[:-1], 1)))
+            part.expand(broadcast_shapes(part.shape, (*weight.shape[:-1], 1)))
             for part in moments_given_known(tables, name)
         )
         weight = weight.squeeze(-1).expand(mean.shape[:-1])

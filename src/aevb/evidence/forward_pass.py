@@ -37,6 +37,7 @@ from aevb.evidence.gaussian_belief import Rule
 from aevb.evidence.missing_patterns import parts
 from aevb.evidence.square_root_belief import RootBelief
 from aevb.evidence.structure import Axes, Structure
+from aevb.runtime.shapes import broadcast_shapes
 
 
 def why_not_forward(graph: Graph) -> str | None:
@@ -163,7 +164,7 @@ class _Rows:
             belief = belief.kept(forever | remembered)
         for name in self.whole.gaussian:
             self._record(name, beliefs)
-        shape = torch.broadcast_shapes(*(part.shape for part in totals))
+        shape = broadcast_shapes(*(part.shape for part in totals))
         so_far = torch.cat([part.expand(shape) for part in totals], -3)
         return Term(so_far, structure.linked_axes, True, SO_FAR)
 
@@ -297,7 +298,7 @@ class _Rows:
         """Return the moments of an observed variable that reads no Gaussian unknown."""
         weight = self._weight(self.structure.axes[name])
         mean, variance = (
-            part.expand(torch.broadcast_shapes(part.shape, weight.shape))
+            part.expand(broadcast_shapes(part.shape, weight.shape))
             for part in moments_given_known(self.tables, name)
         )
         weight = weight.squeeze(-1).expand(mean.shape[:-1])
@@ -315,7 +316,7 @@ def _softmax(joint: Tensor, axes: list[int]) -> Tensor:
 
 def _stacked(values: list[Tensor], axis: int) -> Tensor:
     """Concatenate values of the steps along time and broadcast all other axes."""
-    shape = torch.broadcast_shapes(*(value.shape for value in values))
+    shape = broadcast_shapes(*(value.shape for value in values))
     return torch.cat([value.expand(shape) for value in values], axis)
 
 

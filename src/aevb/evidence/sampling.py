@@ -34,6 +34,7 @@ from aevb.evidence.methods import closer, either
 from aevb.evidence.result import Evidence, weight_notes
 from aevb.evidence.weights import Weights
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.shapes import broadcast_shapes
 
 Memory = float | str | None
 Weigher = Callable[[Mapping[str, Tensor], int], Tensor]  # (rows of a batch, K) → log-weights [K, N]
@@ -228,7 +229,7 @@ def draw_from_p(
         factor = model.factors[entry.id]
         assert isinstance(factor, Factor)
         count = steps if graph.timed[name] and t is None else 1
-        raw = raw.expand(torch.broadcast_shapes(raw.shape, (samples, count, n, 1)))
+        raw = raw.expand(broadcast_shapes(raw.shape, (samples, count, n, 1)))
         dist, kind = factor.distribution(raw), factor.spec.noise(factor.d)
         truth, seen = rows.get(name), rows.get(mask_of(name))
         if truth is not None and seen is not None:

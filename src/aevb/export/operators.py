@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aevb.runtime.shapes import broadcast_shapes
+
 aten = torch.ops.aten
 
 LARGEST = 128  # the size of a matrix above which the unrolled loops would be too long
@@ -165,7 +167,7 @@ def solve_triangular(
         row = row if unitriangular else row / matrix[..., i, i].unsqueeze(-1)
         rows[i] = row
         value = value - matrix[..., :, i].unsqueeze(-1) * row.unsqueeze(-2)
-    shape = torch.broadcast_shapes(*(row.shape for row in rows))
+    shape = broadcast_shapes(*(row.shape for row in rows))
     return torch.stack([row.expand(shape) for row in rows], -2)
 
 

@@ -28,6 +28,7 @@ from aevb.estimate.keys import mask_of, real_steps, variable_of
 from aevb.estimate.program import Program
 from aevb.posterior.piecewise import Pieces, Point
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.shapes import broadcast_shapes
 from aevb.runtime.suggestions import did_you_mean
 
 
@@ -196,7 +197,7 @@ class Posterior:
         time = self.steps if self.graph.timed[name] else 1
         copies = next(iter(working.batch.values())).shape[-2] // self.n
         shape = (
-            *torch.broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2],
+            *broadcast_shapes(raw.shape[:-1], weight.shape[:-1])[:-2],
             time,
             copies * self.n,
         )

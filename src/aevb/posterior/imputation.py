@@ -21,6 +21,7 @@ from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.weighted import WeightedPosterior
 from aevb.runtime.seeding import draw_from
+from aevb.runtime.shapes import broadcast_shapes
 
 if TYPE_CHECKING:
     from aevb.data.sequence_index import SequenceIndex
@@ -284,7 +285,7 @@ def _given_known(program: Program, name: str, value: Tensor, present: Tensor) ->
             variance = dist.variance
         except NotImplementedError:
             variance = torch.full_like(mean, torch.nan)
-        shape = torch.broadcast_shapes(mean.shape, program.select(value, region).shape)
+        shape = broadcast_shapes(mean.shape, program.select(value, region).shape)
         drawn = draw_from(dist.expand(shape[: len(shape) - len(dist.event_shape)]))
         return torch.stack([mean.expand(shape), variance.expand(shape), drawn])
 

@@ -8,6 +8,8 @@ import torch
 import torch.distributions as td
 from torch import Tensor
 
+from aevb.runtime.shapes import broadcast_shapes
+
 
 class Point(td.Distribution):
     """Point mass on one vector: the log-probability is 0 at that vector and −∞ elsewhere."""
@@ -47,7 +49,7 @@ class Pieces(td.Distribution):
     def __init__(self, mask: Tensor, there: td.Distribution, elsewhere: td.Distribution) -> None:
         self.mask, self.there, self.elsewhere = mask, there, elsewhere
         super().__init__(
-            torch.broadcast_shapes(mask.shape, there.batch_shape, elsewhere.batch_shape),
+            torch.Size(broadcast_shapes(mask.shape, there.batch_shape, elsewhere.batch_shape)),
             there.event_shape,
             validate_args=False,
         )
