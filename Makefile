@@ -12,6 +12,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Real data for the tests that want it; without it they use scikit-learn's digits.
 export AEVB_DATA ?= $(wildcard $(abspath ../shared/data))
+# The many processes of the tests read compiled files, also where the environment would not write them.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The version of torch. TORCH_INDEX is torch's own package index of builds without CUDA, if wanted.
 TORCH ?= 2.13.0
@@ -41,11 +43,11 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test test-all check lint bundle browser web docs reproduce compiler-tests dist wheel-test clean
+.PHONY: test test-all check lint bundle browser collected web docs reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py tests/page/test_server.py
 test:
-	$(MAKE) --jobs --no-print-directory lint bundle browser
+	$(MAKE) --jobs --no-print-directory lint bundle browser collected
 	$(PYTEST) $(addprefix --ignore=,$(LIVE))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load $(LIVE)
 
@@ -61,6 +63,10 @@ lint: $(VENV)/ready
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The tests are compiled once, beside the checks of types, not by each worker.
+collected: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq >/dev/null
 
 # The front end in src/aevb/page/static is built from web/ by `make web`; this checks that it is.
 bundle:
