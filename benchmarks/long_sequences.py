@@ -295,7 +295,8 @@ def _measured(
         found, why = _in_a_process(name, way, lengths, given)
         yield from zip(lengths, found, strict=False)
         if why:
-            yield lengths[len(found)], {"why": why}
+            if len(found) < len(lengths):
+                yield lengths[len(found)], {"why": why}
             return
 
 

@@ -32,6 +32,9 @@ from aevb.runtime.seeding import generator
 Weigh = Callable[[RootBelief, slice, Tensor], tuple[RootBelief, Tensor]]
 # Smallest share of a variance that a subtraction may leave before a longer lag is tried.
 LEFT = 1e-4
+# Smallest share that is accepted if only a shorter lag than the next one is possible: the rounding
+# error is then a few times 10⁻⁷ of the variance.
+ENOUGH = 1e-9
 # Smallest share without a warning, if no longer lag is possible. Rounding is then about 1 % of the
 # variance: its share is a few times 2·10⁻¹⁶ of the variance before.
 LOST = 1e-13
@@ -120,9 +123,10 @@ class Smoother:
             if not _lost(found, before, LEFT):
                 return found
             longest = min(self.steps, int((LARGEST / numbers) ** 0.5 / wide))
-            if wait >= longest:
+            longer = 4 * (wait + 1)
+            if wait >= longest or (longer > longest and not _lost(found, before, ENOUGH)):
                 break
-            wait = min(4 * (wait + 1), longest)
+            wait = min(longer, longest)
         if _lost(found, before, LOST):
             fewer = ", or ask for fewer rows at a time" if numbers > self.steps else ""
             warnings.warn(
