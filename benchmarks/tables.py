@@ -27,7 +27,7 @@ from passes import notes_of as pass_notes
 from passes import rows_of as pass_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = (DOCS / "performance.md", DOCS / "results.md", DOCS / "howto" / "long_sequences.md")
+PAGES = (DOCS / "performance.md", DOCS / "results.md")
 MARKED = re.compile(
     r"(<!-- (?P<file>[\w-]+)\.json: (?P<command>.*?) -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -248,7 +248,8 @@ def music(rows: Sequence[dict[str, Any]], figures: Path) -> str:
         "validation",
         "K",
         "steps, best",
-        "units, latent",
+        "part",
+        "h, z",
         "dropout",
         "minutes",
     )
@@ -259,6 +260,7 @@ def music(rows: Sequence[dict[str, Any]], figures: Path) -> str:
             _signed(row["best validation"]),
             str(row["samples"]),
             f"{row['steps']:,}, {row['best step']:,}",
+            str(row["part"]),
             f"{row['h']}, {row['z']}",
             str(row["dropout"]),
             f"{row['training minutes']:.1f}",
