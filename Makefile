@@ -49,7 +49,7 @@ LIVE := tests/page/test_live_browser.py tests/page/test_server.py
 test:
 	$(MAKE) --jobs --no-print-directory lint bundle browser collected
 	$(PYTEST) $(addprefix --ignore=,$(LIVE))
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load $(LIVE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load --maxschedchunk 1 $(LIVE)
 
 test-all: MARKED :=
 test-all: test

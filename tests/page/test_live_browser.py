@@ -142,9 +142,9 @@ def visit(browser):
 
 @contextmanager
 def training(*arguments):
-    """Train in another process; it is interrupted at the end."""
+    """Train in another process, which gives way as a server's do; it is interrupted at the end."""
     process = subprocess.Popen(
-        [*AEVB, "train", *map(str, arguments)],
+        ["nice", "-n", "19", *AEVB, "train", *map(str, arguments)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
