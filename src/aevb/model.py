@@ -36,6 +36,7 @@ from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, s
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of, untrained_gaps_note
 from aevb.posterior.training_record import Teaching
+from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.evaluation_mode import evaluating
@@ -294,7 +295,7 @@ class Model(DeclaredModel):
                 )
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         if (note := untrained_gaps_note(self, self.teaching, batch)) is not None:
-            warnings.warn(DataWarning(note), stacklevel=2)
+            warnings.warn(DataWarning(note), stacklevel=frames_of_aevb())
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
@@ -365,9 +366,9 @@ class Model(DeclaredModel):
         batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
         found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
-        note = untrained_gaps_note(self, self.teaching, batch)
-        if note is not None and found.method not in ("exact", "prior"):
-            found = replace(found, notes=(*found.notes, note))
+        if found.method not in ("exact", "prior"):
+            note = untrained_gaps_note(self, self.teaching, batch)
+            found = replace(found, notes=(*found.notes, *([note] if note else [])))
         return found if index is None else replace(found, index=index)
 
     @sharing_cores()

@@ -107,6 +107,7 @@ def prepare_job(
     world = join(like.device)
     world.copy_first(list(model.state_dict().values()))
     source = open_source(model.graph, data, like, Checking(progress if world.first else False))
+    model.teaching.check_columns(source.columns)
     markers = (
         array_warnings(data, model.graph.observed)
         if look_for_markers and isinstance(data, Mapping)
