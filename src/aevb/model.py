@@ -892,7 +892,7 @@ class Model(DeclaredModel):
         out: str | Path | None = None,
         steps: int | None = None,
         bound: str = "auto",
-        samples: int = 1,
+        samples: int | None = None,
         check: bool = True,
     ) -> Exported:
         """Write a part of the model into a file that other programs can run.
@@ -916,7 +916,7 @@ class Model(DeclaredModel):
             steps: Write out that many steps of a recurrence, instead of one step.
             bound: The value of the score: "exact", "elbo" or "iwae"; "auto" is exact where the
                 evidence is exact.
-            samples: The number of samples of the bound.
+            samples: The number of samples of the bound. By default 1, or 5 for "iwae".
             check: Compare the file with the model on sampled data, if onnxruntime is installed.
 
         Returns:
