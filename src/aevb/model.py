@@ -24,7 +24,7 @@ from aevb.declare.own_networks import is_maker, own_networks, wrap
 from aevb.declare.serialization import deserialize, serialize
 from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
-from aevb.estimate.batch import Batch, prepare, split_latents
+from aevb.estimate.batch import Batch, class_vectors, numbers, prepare, split_latents
 from aevb.estimate.bound import Bound, KLWeight
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
@@ -761,9 +761,12 @@ class Model(DeclaredModel):
             variable: The variable as p declares it: "x", "x[t]", or "x[0]" for a first step.
             parents: A value of each parent, by its name in the declaration, such as
                 ``{"z[t-1]": z}``: numbers [..., size], or whole numbers [...] that are classes.
+                Numbers on a last axis of that size that sum to 1 are probabilities of classes, or
+                one-hot; a single axis of integers always holds classes.
 
         Returns:
-            The torch distribution, with the shape of the parents' values, and with gradients.
+            The torch distribution, with the shape of the parents' values, and with gradients. The
+            numbers of an image lie on one axis, [..., size].
 
         >>> from aevb import zoo
         >>> hmm = zoo.hmm(2, 3, seed=0)
@@ -793,12 +796,13 @@ class Model(DeclaredModel):
             )
         inputs = {}
         for label, name in needed.items():
-            value, size = torch.as_tensor(values[label], device=like.device), self.graph.size(name)
-            classes = name in self.graph.stochastic and self.graph.rule("p", name).spec.categorical
-            if classes and not value.is_floating_point():
-                if bool((value < 0).any() or (value >= size).any()):
-                    raise ValueError(f"{label} has classes 0 to {size - 1}, got {value.tolist()}.")
-                value = torch.nn.functional.one_hot(value, size)
+            value, size = values[label], self.graph.size(name)
+            self.teaching.check_columns(column_names(self.graph, {name: value}))
+            if not (torch.is_tensor(value) and value.requires_grad):
+                value = numbers(label, value)
+            value = value.to(like.device)
+            if name in self.graph.stochastic and self.graph.rule("p", name).spec.categorical:
+                value = class_vectors(label, value, size)
             if value.dim() == 0 or value.shape[-1] != size:
                 raise ValueError(
                     f"{label} has {size} numbers on its last axis, got shape {list(value.shape)}."
