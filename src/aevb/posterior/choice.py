@@ -217,13 +217,15 @@ def _unseen_pattern(
     return None
 
 
-def untrained_gaps_note(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str | None:
+def untrained_gaps_note(
+    model: DeclaredModel, teaching: Teaching, batch: Batch, places: Places = INDICES
+) -> str | None:
     """Return a note on estimates with draws of q, if q was not trained on the gaps of these rows.
 
     None if q was never trained, since a user's own loop may be training it.
     """
-    reason = _untrained_gaps(model, teaching, batch)
-    pattern = None if reason else _unseen_pattern(model, teaching, batch)
+    reason = _untrained_gaps(model, teaching, batch, places=places)
+    pattern = None if reason else _unseen_pattern(model, teaching, batch, places=places)
     if not (reason or pattern) or not teaching.holds(model, _unknown(model, batch)):
         return None
     if reason:
