@@ -1,6 +1,7 @@
 """Tests of the documented models, exactly as declared there, and of the models of the zoo."""
 
 import inspect
+import math
 import re
 from dataclasses import replace
 
@@ -381,9 +382,12 @@ def test_every_conditional_is_a_distribution_of_values_of_its_parents(name):
     model = zoo[name](seed=0)
     for variable in model.graph.stochastic:
         for entry in model.graph.p[variable].values():
-            parents = {
-                ref.label: torch.randn(5, model.graph.size(ref.name)) for ref in entry.key.parents
-            }
+            parents = {}
+            for ref in entry.key.parents:
+                value = torch.randn(5, model.graph.size(ref.name))
+                known = ref.name in model.graph.stochastic
+                classes = known and model.graph.rule("p", ref.name).spec.categorical
+                parents[ref.label] = value.softmax(-1) if classes else value
             found = model.distribution(str(entry.key.target), parents)
             drawn = found.sample()
             assert drawn.shape == (*[5] * bool(parents), model.graph.size(variable))
@@ -406,14 +410,41 @@ def test_the_conditionals_of_a_chain_add_up_to_log_p():
     assert torch.equal(by_class, hmm.distribution("x[t]", {"y[t]": y}).mean)
 
 
+def test_classes_of_any_type_are_classes_and_one_hot_rows_are_vectors():
+    pd = pytest.importorskip("pandas")
+    hmm = zoo.hmm(2, 3, seed=0)
+    mean = hmm.distribution("x[t]", {"y[t]": torch.arange(3)}).mean
+    assert mean.shape == (3, 2)
+    types = (torch.int32, torch.uint8, torch.uint16, torch.float32, torch.float64)
+    for classes in (
+        np.array([0.0, 1.0, 2.0]),
+        [0, 1, 2],
+        *(torch.arange(3).to(dtype) for dtype in types),
+        *(torch.eye(3).to(dtype) for dtype in (torch.long, torch.uint8, torch.bool, torch.float64)),
+        pd.DataFrame(np.eye(3), columns=list("abc")),
+        pd.Series([0, 1, 2]),
+    ):
+        assert torch.equal(hmm.distribution("x[t]", {"y[t]": classes}).mean, mean)
+    for first in (torch.tensor([0, 1]).bool(), torch.tensor([0, 1]), torch.tensor([[0], [1]])):
+        found = hmm.distribution("x[t]", {"y[t]": first}).mean
+        assert torch.equal(found.reshape(2, 2), mean[:2])
+    two = zoo.hmm(2, 2, seed=0)  # arange(2) is no one-hot vector
+    assert two.distribution("y[t]", {"y[t-1]": torch.arange(2)}).probs.shape == (2, 2)
+    shares = torch.tensor([0.2, 0.3, 0.5], requires_grad=True)
+    hmm.distribution("x[t]", {"y[t]": shares}).mean.sum().backward()
+    assert shares.grad is not None
+
+
 @pytest.mark.parametrize(
     ("variable", "parents", "message"),
     [
         ("z[t]", {}, "p has no conditional of 'z[t]'; it has those of y[0], y[t], x[t]."),
         ("y[t]", None, "y[t] | y[t-1] needs values of y[t-1]; got none."),
         ("y[0]", {"y[t-1]": [0]}, "y[0] needs values of no parents; got y[t-1]."),
-        ("y[t]", {"y[t-1]": [3]}, "y[t-1] has classes 0 to 2, got [3]."),
-        ("x[t]", {"y[t]": [0.5]}, "y[t] has 3 numbers on its last axis, got shape [1]."),
+        ("y[t]", {"y[t-1]": [3]}, "y[t-1] has classes 0 to 2, or 3 numbers that sum to 1 on its"),
+        ("x[t]", {"y[t]": [0.5]}, "y[t] has classes 0 to 2, or 3 numbers that sum to 1 on its"),
+        ("x[t]", {"y[t]": [0.5, 0.1, 0.1]}, "last axis, got [0.5, 0.1"),
+        ("x[t]", {"y[t]": [math.nan, 1.0]}, "last axis, got [nan, 1.0]."),
     ],
 )
 def test_conditionals_of_other_variables_or_parents_are_refused(variable, parents, message):

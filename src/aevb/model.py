@@ -24,7 +24,7 @@ from aevb.declare.own_networks import is_maker, own_networks, wrap
 from aevb.declare.serialization import deserialize, serialize
 from aevb.derive.explain import Explanation, explain
 from aevb.estimate import ancestral
-from aevb.estimate.batch import Batch, prepare, split_latents
+from aevb.estimate.batch import Batch, class_vectors, numbers, prepare, split_latents
 from aevb.estimate.bound import Bound, KLWeight
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.estimators import estimate
@@ -36,6 +36,7 @@ from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, s
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of, untrained_gaps_note
 from aevb.posterior.training_record import Teaching
+from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.contention import sharing_cores
 from aevb.runtime.evaluation_mode import evaluating
@@ -294,7 +295,7 @@ class Model(DeclaredModel):
                 )
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         if (note := untrained_gaps_note(self, self.teaching, batch)) is not None:
-            warnings.warn(DataWarning(note), stacklevel=2)
+            warnings.warn(DataWarning(note), stacklevel=frames_of_aevb())
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
@@ -365,9 +366,9 @@ class Model(DeclaredModel):
         batch = self.prepare(gaps=True, lengths=lengths, **data)
         self.teaching.warn_of_other_units(self, batch)
         found = log_evidence(self, batch, method=method, samples=samples, seed=seed, memory=memory)
-        note = untrained_gaps_note(self, self.teaching, batch)
-        if note is not None and found.method not in ("exact", "prior"):
-            found = replace(found, notes=(*found.notes, note))
+        if found.method not in ("exact", "prior"):
+            note = untrained_gaps_note(self, self.teaching, batch)
+            found = replace(found, notes=(*found.notes, *([note] if note else [])))
         return found if index is None else replace(found, index=index)
 
     @sharing_cores()
@@ -760,9 +761,12 @@ class Model(DeclaredModel):
             variable: The variable as p declares it: "x", "x[t]", or "x[0]" for a first step.
             parents: A value of each parent, by its name in the declaration, such as
                 ``{"z[t-1]": z}``: numbers [..., size], or whole numbers [...] that are classes.
+                Numbers on a last axis of that size that sum to 1 are probabilities of classes, or
+                one-hot; a single axis of integers always holds classes.
 
         Returns:
-            The torch distribution, with the shape of the parents' values, and with gradients.
+            The torch distribution, with the shape of the parents' values, and with gradients. The
+            numbers of an image lie on one axis, [..., size].
 
         >>> from aevb import zoo
         >>> hmm = zoo.hmm(2, 3, seed=0)
@@ -792,12 +796,13 @@ class Model(DeclaredModel):
             )
         inputs = {}
         for label, name in needed.items():
-            value, size = torch.as_tensor(values[label], device=like.device), self.graph.size(name)
-            classes = name in self.graph.stochastic and self.graph.rule("p", name).spec.categorical
-            if classes and not value.is_floating_point():
-                if bool((value < 0).any() or (value >= size).any()):
-                    raise ValueError(f"{label} has classes 0 to {size - 1}, got {value.tolist()}.")
-                value = torch.nn.functional.one_hot(value, size)
+            value, size = values[label], self.graph.size(name)
+            self.teaching.check_columns(column_names(self.graph, {name: value}))
+            if not (torch.is_tensor(value) and value.requires_grad):
+                value = numbers(label, value)
+            value = value.to(like.device)
+            if name in self.graph.stochastic and self.graph.rule("p", name).spec.categorical:
+                value = class_vectors(label, value, size)
             if value.dim() == 0 or value.shape[-1] != size:
                 raise ValueError(
                     f"{label} has {size} numbers on its last axis, got shape {list(value.shape)}."
@@ -891,7 +896,7 @@ class Model(DeclaredModel):
         out: str | Path | None = None,
         steps: int | None = None,
         bound: str = "auto",
-        samples: int = 1,
+        samples: int | None = None,
         check: bool = True,
     ) -> Exported:
         """Write a part of the model into a file that other programs can run.
@@ -915,7 +920,7 @@ class Model(DeclaredModel):
             steps: Write out that many steps of a recurrence, instead of one step.
             bound: The value of the score: "exact", "elbo" or "iwae"; "auto" is exact where the
                 evidence is exact.
-            samples: The number of samples of the bound.
+            samples: The number of samples of the bound. By default 1, or 5 for "iwae".
             check: Compare the file with the model on sampled data, if onnxruntime is installed.
 
         Returns:

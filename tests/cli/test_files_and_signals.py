@@ -186,6 +186,30 @@ def test_evaluate_says_how_exact_its_bound_is(table, monkeypatch, capsys):
     assert abs(elbo + float(numbers["gap"][0]) - float(numbers["evidence"][0])) < 5 * error + 0.002
 
 
+def test_evaluate_reads_columns_by_name_and_names_gaps_that_q_was_not_trained_on(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    lines = [",".join(f"{value:.6f}" for value in row) for row in rows]
+    Path("t.csv").write_text("\n".join(["a,b,c", *lines]))
+    Path("other.csv").write_text(
+        "\n".join(["c,a,b", *(",".join(line.split(",")[i] for i in (2, 0, 1)) for line in lines)])
+    )
+    lacking = [f",{line.partition(',')[2]}" for line in lines[:3]]
+    Path("gaps.csv").write_text("\n".join(["a,b,c", lines[3], *lacking]))
+    small = ("--set", "z=1", "--set", "hidden=[4]", "--set", "likelihood=Normal", "--steps", "2")
+    aevb(monkeypatch, capsys, "train", "vae", "--data", "t.csv", *small, "--out", "run")
+
+    def evaluated(name):
+        return aevb(monkeypatch, capsys, "evaluate", "run", "--data", name, "--samples", "0")
+
+    assert evaluated("other.csv").splitlines()[1:] == evaluated("t.csv").splitlines()[1:]
+    assert "  3 rows lack entries of x (first: line 3), which q was not trained on" in evaluated(
+        "gaps.csv"
+    )
+
+
 def test_a_run_is_trained_further_with_another_rate(table, monkeypatch, capsys):
     aevb(monkeypatch, capsys, "train", "fa", "--data", "t.csv", *FA, "--out", "run")
     aevb(monkeypatch, capsys, "train", "run", "--lr", "1e-9", "--steps", "2", "--out", "further")

@@ -53,6 +53,17 @@ def made(name: str, values, *, flags=(), stderr=None) -> Compared:
     return Compared(name, values, errors, "exact" if stderr is None else "importance", 1, 0, flags)
 
 
+def test_gaps_that_q_was_not_trained_on_are_a_reason_for_distrust():
+    run = fit(vae(), TRAIN, steps=2, progress=False)
+    x = X[200:].copy()
+    x[3, 1] = math.nan
+    (found,) = compare({"run": run}, {"x": x}, samples=20).models
+    said = "1 row lacks entries of x (first, from 0: row 3), which q was not trained on"
+    assert found.flags[-1].startswith(said)
+    (whole,) = compare({"run": run}, TEST, samples=20).models
+    assert not any("lack" in flag for flag in whole.flags)
+
+
 # Values -------------------------------------------------------------------------------------------
 
 

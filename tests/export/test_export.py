@@ -268,10 +268,17 @@ def test_a_file_that_computes_something_else_is_a_warning(tmp_path, monkeypatch,
     assert exported.difference > 0.4
 
 
+def test_a_weighted_score_takes_the_samples_of_fit():
+    model = build("vae")
+    assert part(model, "score", bound="iwae").plan.samples == 5
+    assert part(model, "score", bound="iwae", samples=2).plan.samples == 2
+    assert part(model, "score").plan.samples == 1
+
+
 def test_a_file_in_double_precision_is_exact_to_its_rounding(tmp_path):
-    """No constant, such as ½ log 2π, is rounded to single precision (2⁻²⁵ is about 3e-8)."""
+    """No constant, such as ½ log 2π or 0.3, is rounded to single precision (by about 3e-8)."""
     pytest.importorskip("onnxruntime")
-    model = Model({"x": MultivariateNormal(2, learned=True)}, {}, seed=0).double()
+    model = Model({"x": Normal(2, scale=0.3, learned=True)}, {}, seed=0).double()
     exported = model.export("onnx", what="score", out=tmp_path / "score.onnx")
     assert exported.difference < 1e-14
 

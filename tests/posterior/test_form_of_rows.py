@@ -65,6 +65,16 @@ def test_validation_and_checks_need_the_columns_of_training():
         predictive_check(trained({"x": frame}, 3), {"x": other}, ["mean"], replicates=20)
 
 
+def test_a_second_fit_needs_the_columns_of_the_first():
+    frame = table()
+    model = trained({"x": frame}, 3)
+    weights = [value.clone() for value in model.parameters()]
+    with pytest.raises(ValueError, match=re.escape(ORDER)):
+        fit(model, {"x": frame[["c", "b", "a"]]}, steps=2, progress=False)
+    assert all(a.equal(b) for a, b in zip(weights, model.parameters(), strict=True))
+    fit(model, {"x": frame}, steps=2, progress=False)
+
+
 def test_a_standardised_frame_keeps_its_columns():
     frame = table()
     other, rows = frame[["c", "b", "a"]], aevb.data.standardise(frame)
@@ -117,6 +127,20 @@ def test_grey_levels_of_images_are_refused_by_a_density_of_real_numbers(tmp_path
     with pytest.raises(ValueError, match=re.escape(LEVELS)):
         trained({"x": BYTES}, (3, 4, 4), validation={"x": resized})
     assert model.reconstruct(x=BYTES / 255)["x"].shape == (12, 3, 4, 4)
+
+
+def test_the_form_of_the_rows_is_that_of_the_last_fit():
+    model = trained({"x": BYTES[..., 0]}, 16)
+    rows = torch.full((12, 16), 9.6)
+    rows[0] = -torch.arange(16.0)
+    with pytest.raises(ValueError, match=re.escape(LEVELS)):
+        model.elbo(x=rows)
+    fit(model, {"x": rows}, steps=2, progress=False)
+    assert model.teaching.pixels == {}
+    assert model.elbo(x=rows).value.shape == (12,)
+    named = trained({"x": table()}, 3)
+    fit(named, {"x": torch.randn(20, 3)}, steps=2, progress=False)
+    assert named.teaching.columns == {}
 
 
 def test_flat_images_are_refused_as_grey_levels_too():

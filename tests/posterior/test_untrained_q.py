@@ -31,7 +31,10 @@ from aevb import (
     load_run,
     mle,
     mlp,
+    predictive_check,
 )
+from aevb.estimate.gap_patterns import GapPatterns
+from aevb.posterior import training_record
 from aevb.predictive.replicate import complete
 from aevb.runtime.checked_files import DataWarning
 from aevb.training.schedules import Phase, Schedule
@@ -256,7 +259,7 @@ def test_q_warns_of_a_pattern_of_gaps_that_it_was_not_trained_on(tmp_path):
         for ask in (found.posterior, found.impute, found.elbo):
             with pytest.warns(DataWarning, match=f"{beside}, a pattern that no training row of q"):
                 ask(x=one)
-        with pytest.warns(DataWarning, match=r"1 row lacks column 0 of x in all their steps"):
+        with pytest.warns(DataWarning, match=r"1 row lacks column 0 of x in every step"):
             found.impute(x=all_steps)
         assert re.match(beside, found.log_evidence(x=one, samples=4).notes[-1])
     fit(model, {"x": one}, steps=3)
@@ -266,9 +269,91 @@ def test_q_warns_of_a_pattern_of_gaps_that_it_was_not_trained_on(tmp_path):
     apart[::4, 1, 0] = apart[1::4, 2, 1] = NAN
     fit(single, {"x": apart}, steps=3)
     both = x.clone()
-    both[0, 2] = NAN
-    with pytest.warns(DataWarning, match=r"1 row lacks 2 columns at once \(first"):
+    both[:, 2] = NAN
+    with pytest.warns(DataWarning, match=r"20 rows lack 2 columns at once \(first"):
         single.posterior(x=both)
+
+
+@pytest.mark.parametrize(("columns", "n"), [(4, 100), (10, 200), (20, 1000), (50, 1000)])
+def test_many_rows_may_miss_more_columns_than_a_few_training_rows_did(columns, n):
+    """The largest count of n rows is exceeded by a few of 2,000 rows of the same kind."""
+    model = Model({"z": Normal(1), "x | z": Normal(columns)}, {"z | x": Normal()}, seed=0)
+    exceeded = 0
+    for seed in range(20):
+        gone = torch.rand(n + 2000, columns, generator=torch.Generator().manual_seed(seed)) < 0.05
+        x = torch.zeros(n + 2000, columns).masked_fill(gone, NAN)
+        seen = GapPatterns.of(model.graph, model.prepare(x=x[:n]))
+        counts = gone[n:].sum(-1)
+        assert not seen.too_many(counts).any()
+        exceeded += bool((counts > seen.most).any())
+    assert exceeded >= 5
+
+
+def test_clearly_more_missing_columns_than_in_training_are_named(tmp_path):
+    model = Model({"z": Normal(1), "x | z": Normal(10)}, {"z | x": Normal()}, seed=0)
+    one = randn(200, 10)
+    one[torch.arange(200), torch.arange(200) % 10] = NAN
+    fit(model, {"x": one}, steps=2, progress=False)
+    model.save(tmp_path)
+    half, two = randn(1, 10), randn(20, 10)
+    half[0, ::2], two[:, 1:3] = NAN, NAN
+    for found in (model, load(tmp_path)):
+        assert (found.teaching.patterns.most, found.teaching.patterns.rows) == (1, 200)
+        with pytest.warns(DataWarning, match="^1 row lacks 5 columns at once"):
+            found.posterior(x=half)
+        with pytest.warns(DataWarning, match="^20 rows lack 2 columns at once"):
+            found.posterior(x=two)
+    fit(model, {"x": one}, steps=2, progress=False)
+    assert model.teaching.patterns.rows == 200
+
+
+def test_an_estimate_reads_the_weights_of_q_for_a_warning_alone(monkeypatch):
+    model = binary()
+    x = (randn(40, 3) > 0).float()
+    gaps = x.clone()
+    gaps[::2, 0] = gaps[1::2, 1] = NAN
+    fit(model, {"x": gaps}, steps=2, progress=False)
+    read = []
+    digest = training_record.digest
+
+    def counted(parameters):
+        read.append(1)
+        return digest(parameters)
+
+    monkeypatch.setattr(training_record, "digest", counted)
+    for rows in (x, gaps):
+        model.elbo(x=rows)
+        model.log_evidence(x=rows, samples=2)
+    assert read == []
+    other = x.clone()
+    other[0, 2] = NAN
+    with pytest.warns(DataWarning, match=r"1 row lacks entries of x .*, which q was not"):
+        model.elbo(x=other)
+    assert read
+    linear = factors()
+    fit(linear, {"x": correlated()}, steps=2, progress=False)
+    lacking = correlated()
+    lacking[0, 0] = NAN
+    read.clear()
+    assert linear.log_evidence(x=lacking).method == "exact"
+    assert read == []
+
+
+def test_warnings_name_the_line_that_asked():
+    model = deep(columns=2)
+    x = whole_steps(model)
+    x[4:6, 3, 1] = NAN
+    for ask in (
+        model.posterior,
+        model.reconstruct,
+        model.impute,
+        model.elbo,
+        lambda x: predictive_check(model, {"x": x}, ["mean"], replicates=20),
+        lambda x: model.log_evidence(x=100 + x, samples=2),  # other units than in training
+    ):
+        with pytest.warns(DataWarning) as found:
+            ask(x=x)
+        assert [one.filename for one in found] == [__file__] * len(found)
 
 
 def test_patterns_of_gaps_of_a_file_in_parts_and_of_damaged_records(tmp_path, monkeypatch):

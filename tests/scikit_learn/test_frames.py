@@ -191,7 +191,6 @@ def test_units_of_a_frame_do_not_change_its_outliers():
     np.testing.assert_allclose(detector.fit(other).score_samples(other), scores, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.* columns at once.*a pattern that no training row")
 def test_codes_of_a_frame_predict_in_a_pipeline():
     pipeline = make_pipeline(
         VariationalAutoencoder(2, max_iter=60, random_state=0), LogisticRegression()

@@ -39,7 +39,10 @@ def export(
         str,
         typer.Option(help="Of the score: auto (exact where it is known), exact, elbo or iwae."),
     ] = "auto",
-    samples: Annotated[int, typer.Option(min=1, help="Samples of the bound.")] = 1,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of the bound. By default 1, or 5 for iwae."),
+    ] = None,
     set_: Set = None,
 ) -> None:
     """Write a part of a model as a file that other programs run, and compare it with the model.

@@ -99,11 +99,12 @@ def evaluate(
     Example: aevb evaluate run
     """
     import numpy as np
+    import torch
 
     from aevb.data.datasets import clustering_accuracy
     from aevb.data.repeated_values import note_repeated_rows
     from aevb.data.sources import open_source
-    from aevb.posterior import UntaughtError
+    from aevb.posterior import UntaughtError, untrained_gaps_note
     from aevb.training import evaluation
 
     if evidence is not None:
@@ -149,6 +150,11 @@ def evaluate(
         )
     for note in note_repeated_rows(model.graph, source):
         print(f"  {note}")
+    if not reasons and any(source.lacking.values()):
+        rows = source.take(torch.arange(n))
+        loose = untrained_gaps_note(model, model.teaching, rows, source.places)
+        if loose is not None:
+            print(f"  {in_its_words(loose)}")
     if samples and "evidence" not in values and evidence is None:
         found = (
             evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()

@@ -21,6 +21,7 @@ from aevb.evidence import AIS, Evidence, Particles, unnoted_evidence
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.result import count
 from aevb.model import Model
+from aevb.posterior import untrained_gaps_note
 from aevb.posterior.training_record import check_rows
 from aevb.tables.declarations import PART
 from aevb.training.evaluation import evaluate_precisely
@@ -155,18 +156,15 @@ def compared(
     """Compute the evidence of one model on its rows, and what else a comparison shows of it."""
     model, source = entrant.model, entrant.source
     exact = method in ("auto", "exact") and why_not_exact(model) is None
-    found = (
-        _exact(model, source)
-        if exact
-        else unnoted_evidence(
-            model,
-            source.take(torch.arange(source.n)),
-            method=method,
-            samples=samples,
-            seed=seed,
-            memory=memory,
+    if exact:
+        found, gaps = _exact(model, source), None
+    else:
+        rows = source.take(torch.arange(source.n))
+        found = unnoted_evidence(
+            model, rows, method=method, samples=samples, seed=seed, memory=memory
         )
-    )
+        by_q = found.method not in ("exact", "prior")
+        gaps = untrained_gaps_note(model, model.teaching, rows, source.places) if by_q else None
     value = found.value.double().cpu().numpy()
     if entrant.log_jacobian is not None:
         value = value - entrant.log_jacobian
@@ -183,7 +181,7 @@ def compared(
         found.method,
         sum(one.numel() for one in model.theta()),
         sum(one.numel() for one in model.phi()),
-        flags=found.notes,
+        flags=(*found.notes, *([gaps] if gaps else [])),
         notes=(*untrained, *note_repeated_rows(model.graph, source)),
         seconds=entrant.seconds,
         elbo=None if bound is None else bound[0],

@@ -525,6 +525,30 @@ def are_labels(graph: Graph, name: str, tensor: Tensor) -> bool:
     )
 
 
+def class_vectors(name: str, value: Tensor, count: int) -> Tensor:
+    """Return vectors [..., C] of classes: vectors that sum to 1 as they are, labels as one-hot.
+
+    Integers are vectors only if they are one-hot on two axes or more, because one axis of integers
+    holds labels. Raises ValueError for numbers that are neither.
+
+    >>> class_vectors("y", torch.tensor([0.0, 2.0]), 3)
+    tensor([[1, 0, 0],
+            [0, 0, 1]])
+    """
+    real = value.is_floating_point()
+    if value.dim() > (0 if real else 1) and value.shape[-1] == count:
+        sums = value.sum(-1, keepdim=True)
+        if bool(((sums - 1).abs() < 1e-3).all() and (value >= 0).all()):
+            return value
+    labels = value.long()
+    if bool((labels != value).any() or (labels < 0).any() or (labels >= count).any()):
+        raise ValueError(
+            f"{name} has classes 0 to {count - 1}, or {count} numbers that sum to 1 on its last "
+            f"axis, got {value.tolist()}."
+        )
+    return torch.nn.functional.one_hot(labels, count)
+
+
 def _check_labels(name: str, labels: Tensor, count: int, first_row: int, places: Places) -> None:
     numbers = (
         torch.where(labels.isnan(), torch.full_like(labels, -1), labels)

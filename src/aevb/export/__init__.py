@@ -111,7 +111,7 @@ def export_model(
     out: str | Path | None = None,
     steps: int | None = None,
     bound: str = "auto",
-    samples: int = 1,
+    samples: int | None = None,
     check: bool = True,
     metadata: Mapping[str, Any] | None = None,
 ) -> Exported:

@@ -34,7 +34,7 @@ def part_of(
     *,
     steps: int | None = None,
     bound: str = "auto",
-    samples: int = 1,
+    samples: int | None = None,
 ) -> Part:
     """Return the part to export. Raise ValueError, with the reason and the fix, if there is none.
 
@@ -44,7 +44,7 @@ def part_of(
         raise ValueError(f"what is one of {', '.join(PARTS)}, got {what!r}.")
     if bound not in BOUNDS:
         raise ValueError(f"bound is one of {', '.join(BOUNDS)}, got {bound!r}.")
-    if what != "score" and (bound != "auto" or samples != 1):
+    if what != "score" and (bound != "auto" or samples not in (None, 1)):
         raise ValueError(f'bound= and samples= are for what="score", not for the {what}.')
     graph = model.graph
     timed = any(graph.timed[name] for name in graph.stochastic)
@@ -88,7 +88,7 @@ def _score(
     teaching: Teaching,
     steps: int | None,
     bound: str,
-    samples: int,
+    samples: int | None,
     timed: bool,
 ) -> Part:
     graph = model.graph
@@ -96,7 +96,7 @@ def _score(
     if bound == "exact" or (bound == "auto" and reason is None and graph.latents):
         if reason is not None:
             raise ValueError(f'log p of this model is not exact: {reason}. Use bound="elbo".')
-        if samples != 1:
+        if samples not in (None, 1):
             raise ValueError(
                 "log p of this model is exact and takes no samples. Leave out samples=."
             )

@@ -19,6 +19,7 @@ from aevb.export.tracing import ExportError, quiet
 KEY = "aevb"  # of the metadata in both kinds of file
 LARGEST = 2**31 - 2**20  # bytes of weights above which ONNX needs a second file
 OPSET = 20
+DOUBLE = 11  # the number of float64 among the types of ONNX
 
 
 def write_torch(program: Any, out: Path, metadata: Mapping[str, Any]) -> None:
@@ -49,6 +50,7 @@ def write_onnx(
                 custom_translation_table={
                     torch.ops.aten.scalar_tensor.default: _constant,
                     torch.ops.aten.full.default: _filled,
+                    torch.ops.aten.new_full.default: _filled_like,
                 },
                 verbose=False,
             )
@@ -89,6 +91,23 @@ def _filled(
 
     op: Any = opset20
     return op.Expand(_constant(fill_value, dtype), op.Cast(size, to=7))
+
+
+def _filled_like(
+    self: Any,
+    size: Any,
+    fill_value: Any,
+    dtype: int = -1,
+    layout: str = "",
+    device: str = "",
+    pin_memory: bool = False,
+) -> Any:
+    """An array of one number in the precision of another; see :func:`_constant`."""
+    from onnxscript import opset20
+
+    op: Any = opset20
+    number = op.CastLike(_constant(float(fill_value), DOUBLE), self)
+    return op.Expand(number if dtype == -1 else op.Cast(number, to=dtype), op.Cast(size, to=7))
 
 
 def _explained(error: Exception) -> ExportError:

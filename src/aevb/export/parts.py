@@ -364,7 +364,7 @@ class Bound(Part):
     what = "score"
 
     def __init__(
-        self, model: DeclaredModel, steps: int | str | None, bound: str, samples: int
+        self, model: DeclaredModel, steps: int | str | None, bound: str, samples: int | None
     ) -> None:
         super().__init__(model, steps)
         graph = self.graph

@@ -239,7 +239,7 @@ class _Parts:
             with _collected_warnings(self.problems):
                 yield
         except FAILURES as error:
-            text = str(error).strip() or type(error).__name__
+            text = getattr(error, "for_commands", str(error)).strip() or type(error).__name__
             self.problems.append(f"{NAMES[name]}: {text}")
         finally:
             self.seconds[name] = round(time.perf_counter() - start, 3)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aevb.data.datasets import Recipe
+from aevb.derive.sample_counts import usual_samples
 from aevb.model import Model
 from aevb.notebook.cards import model_parts
 from aevb.page.curves import curves
@@ -60,7 +61,8 @@ def _model(model: Model, run: Run | None) -> dict[str, Any]:
 
 def _settings(settings: Settings) -> list[dict[str, Any]]:
     """Every setting with its value and documentation; ``usual`` if it is the default."""
-    record, usual = settings.record(), Settings(bound=settings.bound)
+    bound = settings.bound
+    record, usual = settings.record(), Settings(bound=bound, samples=usual_samples(bound))
     return [
         {
             "name": one.name,

@@ -19,6 +19,7 @@ from aevb.posterior.amortised import Posterior
 from aevb.posterior.exact import ExactPosterior
 from aevb.posterior.training_record import Teaching
 from aevb.posterior.weighted import WeightedPosterior
+from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 
 METHODS = ("auto", "q", "exact")
@@ -109,13 +110,13 @@ def warn_of_unseen_patterns(
 ) -> None:
     """Warn if rows have a pattern of gaps that no training row of q had."""
     pattern = _unseen_pattern(model, teaching, batch, first_row, places)
-    if pattern is not None:
+    if pattern is not None and teaching.holds(model, _unknown(model, batch)):
         warnings.warn(
             DataWarning(
                 f"{pattern}, {UNSEEN}. The posterior by q may be far too narrow and far off. "
                 f"Train on rows with such gaps."
             ),
-            stacklevel=4,
+            stacklevel=frames_of_aevb(),
         )
 
 
@@ -144,15 +145,16 @@ def _untrained_gaps(
     if ends is not None:
         counted = _counted(ends.any(0), "ends", "end", "in steps without data", first_row, places)
         reasons.append(f"{counted}, which q was not trained on, so it cannot forecast them")
-    unseen = teaching.unseen(model, _unknown(model, batch))
     for name in _lacking(model.graph, batch):
         columns = torch.tensor(
-            sorted(unseen.get(name, ())), dtype=torch.long, device=batch[name].device
+            sorted(teaching.complete(model, name)), dtype=torch.long, device=batch[name].device
         )
         lacking = ~batch[mask_of(name)].index_select(-1, columns)
         if ends is not None and model.graph.timed[name]:
             lacking = lacking & ~ends[..., None]
         if bool(lacking.any()):
+            if not teaching.holds(model, _unknown(model, batch)):
+                break
             lacks = _counted(
                 lacking.any(-1).any(0), "lacks", "lack", f"entries of {name}", first_row, places
             )
@@ -177,11 +179,14 @@ def _unseen_pattern(
     first_row: int = 0,
     places: Places = INDICES,
 ) -> str | None:
-    """Return which columns these rows lack in a pattern that no training row of q had."""
+    """Return which columns these rows lack in a pattern that no training row of q had.
+
+    Without a look at q: :meth:`Teaching.holds` says whether it is still as training left it.
+    """
     graph, seen = model.graph, teaching.patterns
     read = read_by_q(graph)
     missing = None if seen is None else missing_of(graph, batch)
-    if seen is None or missing is None or not teaching.holds(model, _unknown(model, batch)):
+    if seen is None or missing is None:
         return None
     labels = [(name, i) for name in graph.observed for i in range(graph.size(name))]
     used = torch.tensor([name in read for name, _ in labels])
@@ -196,7 +201,7 @@ def _unseen_pattern(
     throughout = (gone | ~real).all(0) & gone.any(0) & ~seen.throughout  # [N, D]
     if bool(throughout.any()) and len(gone) > 1:
         i = int(throughout.any(0).nonzero()[0, 0])
-        rows, lack = throughout.any(-1), f"{column(i)} in all their steps"
+        rows, lack = throughout.any(-1), f"{column(i)} in every step"
         return _counted(rows, "lacks", "lack", lack, first_row, places)
     pairs = (gone.float() @ (~seen.apart).float() > 0) & known  # a new pair with j, [T, N, D]
     if bool(pairs.any()):
@@ -204,26 +209,28 @@ def _unseen_pattern(
         i = int((gone[step, row] & ~seen.apart[:, j]).nonzero()[0, 0])
         lack = f"{column(i)} where {column(j)} is known"
         return _counted(pairs.any(-1).any(0), "lacks", "lack", lack, first_row, places)
-    count = gone.sum(-1)  # [T, N]
-    if bool((count > seen.most).any()):
-        lack = f"{int(count.max())} columns at once"
-        return _counted((count > seen.most).any(0), "lacks", "lack", lack, first_row, places)
+    counts = gone.sum(-1).amax(0)  # [N]
+    many = seen.too_many(counts)
+    if bool(many.any()):
+        lack = f"{int(counts.max())} columns at once"
+        return _counted(many, "lacks", "lack", lack, first_row, places)
     return None
 
 
-def untrained_gaps_note(model: DeclaredModel, teaching: Teaching, batch: Batch) -> str | None:
+def untrained_gaps_note(
+    model: DeclaredModel, teaching: Teaching, batch: Batch, places: Places = INDICES
+) -> str | None:
     """Return a note on estimates with draws of q, if q was not trained on the gaps of these rows.
 
     None if q was never trained, since a user's own loop may be training it.
     """
-    if not teaching.holds(model, _unknown(model, batch)):
+    reason = _untrained_gaps(model, teaching, batch, places=places)
+    pattern = None if reason else _unseen_pattern(model, teaching, batch, places=places)
+    if not (reason or pattern) or not teaching.holds(model, _unknown(model, batch)):
         return None
-    reason = _untrained_gaps(model, teaching, batch)
-    if reason is not None:
+    if reason:
         return f"{reason}. {LOOSE} {remedy(model, teaching, batch)}"
-    if (pattern := _unseen_pattern(model, teaching, batch)) is not None:
-        return f"{pattern}, {UNSEEN}. {LOOSE} Train on rows with such gaps."
-    return None
+    return f"{pattern}, {UNSEEN}. {LOOSE} Train on rows with such gaps."
 
 
 def _unknown(model: DeclaredModel, batch: Batch) -> list[str]:

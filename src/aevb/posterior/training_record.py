@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.gap_patterns import GapPatterns
 from aevb.estimate.keys import masks_of
 from aevb.estimate.places import ColumnNames, refuse_other_columns
+from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.devices import wide
 
@@ -37,8 +38,11 @@ def digest(parameters: Iterable[nn.Parameter]) -> Digest:
 
     They do not change with the device, or if the precision is raised and lowered again.
     """
-    values = [wide(parameter.detach()) for parameter in parameters if not parameter.is_meta]
-    sums = [number for value in values for number in (value.sum(), value.square().sum())]
+    sums: list[Tensor] = []
+    for parameter in parameters:  # one at a time: copies of all in float64 would leave the cache
+        if not parameter.is_meta:
+            value = wide(parameter.detach()).flatten()
+            sums += value.sum(), value.dot(value)
     return tuple(torch.stack(sums).tolist()) if sums else ()
 
 
@@ -111,7 +115,8 @@ class Teaching:
         if self.lacked is None:
             self.patterns = patterns
         elif self.patterns is not None:
-            self.patterns = None if patterns is None else self.patterns | patterns
+            rows = max(self.patterns.rows, 0 if patterns is None else patterns.rows)
+            self.patterns = patterns and replace(self.patterns | patterns, rows=rows)
         self.open_ends = self.open_ends or open_ends
         before = self.lacked or {}
         self.lacked = {
@@ -130,11 +135,19 @@ class Teaching:
 
     def saw(
         self,
+        model: DeclaredModel,
         ranges: Mapping[str, tuple[Tensor, Tensor]],
         columns: ColumnNames,
         pixels: Mapping[str, str],
     ) -> None:
-        """Record the smallest and largest values of the training rows, and their form."""
+        """Record the smallest and largest values of the training rows, and their form.
+
+        The names of their columns and the preparation of their images replace those of earlier
+        rows.
+        """
+        for name in (*model.graph.observed, *model.graph.given):
+            self.columns.pop(name, None)
+            self.pixels.pop(name, None)
         self.columns |= columns
         self.pixels |= pixels
         for name, (low, high) in ranges.items():
@@ -189,7 +202,7 @@ class Teaching:
                     f"Prepare the rows as the training rows were, for example by "
                     f"standardise(rows, like=training_rows)."
                 ),
-                stacklevel=3,
+                stacklevel=frames_of_aevb(),
             )
 
     def untaught(self, model: DeclaredModel) -> dict[str, str]:
@@ -219,17 +232,21 @@ class Teaching:
         ``names`` are the latents whose factors are needed. Variables without such columns are left
         out.
         """
-        if self.lacked is None:
-            return {}
-        found = {
-            name: frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset())
-            for name in model.graph.observed
-        }
+        found = {name: self.complete(model, name) for name in model.graph.observed}
         found = {name: columns for name, columns in found.items() if columns}
         return found if found and self.holds(model, names) else {}
 
+    def complete(self, model: DeclaredModel, name: str) -> frozenset[int]:
+        """Return the columns of a variable that no recorded training row of q had missing."""
+        if self.lacked is None:
+            return frozenset()
+        return frozenset(range(model.graph.size(name))) - self.lacked.get(name, frozenset())
+
     def holds(self, model: DeclaredModel, names: Collection[str]) -> bool:
-        """Return whether q's factor of some of these latents is as training left it."""
+        """Return whether q's factor of some of these latents is as training left it.
+
+        This reads all weights of the factors, so ask it last.
+        """
         return any(
             record.trained and alike(digest(_weights(model, name)), record.q)
             for name, record in self.records.items()

@@ -451,7 +451,7 @@ class TableModel:
         what: str = "encoder",
         out: str | Path | None = None,
         bound: str = "auto",
-        samples: int = 1,
+        samples: int | None = None,
         check: bool = True,
     ) -> Exported:
         """Write a part of the model behind the table into a file; see :meth:`Model.export`.

@@ -10,6 +10,7 @@ import torch
 from aevb.declare.families import Exact
 from aevb.derive.dependence import S
 from aevb.derive.plan import WEIGHTED
+from aevb.derive.sample_counts import usual_samples
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.runtime.suggestions import did_you_mean
@@ -161,7 +162,7 @@ def _check_exact(job: Job) -> None:
     """Refuse settings of an estimate, and frozen parameters, where the answer is exact."""
     s = job.settings
     if s.schedule.objective != "bound":
-        defaults = Settings()
+        defaults = Settings(samples=usual_samples(Settings.bound))
         idle = next(
             (name for name in ESTIMATES if getattr(s, name) != getattr(defaults, name)), None
         )

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aevb.estimate.metric_names import BESIDES, BOUNDS, OBJECTIVE, Metric, latent_of
+from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 from aevb.trackers.protocol import Tracker
 from aevb.training.best import Best, better
@@ -63,15 +64,7 @@ class Warnings(Watcher):
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         if values.get("kind") in self.kinds:
-            warnings.warn(DataWarning(values["note"]), stacklevel=_frames_of_aevb())
-
-
-def _frames_of_aevb() -> int:
-    """Return the stack level at which a warning names the line that called aevb."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("aevb."):
-        level, frame = level + 1, frame.f_back
-    return level + 1
+            warnings.warn(DataWarning(values["note"]), stacklevel=frames_of_aevb())
 
 
 class Display(Watcher):

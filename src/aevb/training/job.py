@@ -49,7 +49,7 @@ class Job:
     plan: Plan
     source: Source
     order: Order
-    settings: Settings  # with a learning rate and compile=, if the user gave none
+    settings: Settings  # with lr, samples and compile=, if the user gave none
     world: World
     labelled: Sequence[str]  # discrete latents with labels in some rows
     classes: Sequence[str]  # discrete latents whose q is a function of the data
@@ -107,6 +107,7 @@ def prepare_job(
     world = join(like.device)
     world.copy_first(list(model.state_dict().values()))
     source = open_source(model.graph, data, like, Checking(progress if world.first else False))
+    model.teaching.check_columns(source.columns)
     markers = (
         array_warnings(data, model.graph.observed)
         if look_for_markers and isinstance(data, Mapping)
@@ -125,6 +126,7 @@ def prepare_job(
     size = source.n if on_all_rows else settings.batch
     unbounded = on_all_rows and settings.steps is None and settings.epochs is None
     plan = _plan(model, settings, first)
+    settings = replace(settings, samples=plan.samples)
     order = Order(
         source.n,
         size,

@@ -124,7 +124,7 @@ def check_resumable(
             f"a new run from its weights: fit(aevb.load_run({str(out)!r}), …)."
         )
     # A setting that did not exist at that time had its default.
-    before = Settings().record() | {"numbers": 1, "compile": False}
+    before = Settings(samples=1).record() | {"numbers": 1, "compile": False}
     there = before | found.state["settings"]
     if there["numbers"] != NUMBERS:
         raise CheckpointError(

@@ -102,7 +102,7 @@ class Run:
             [
                 ", ".join(filter(None, parts)),
                 *(f"  {a:<7} {b}" for a, b in lines.items()),
-                *(f"  note    {textwrap.shorten(str(one), 90, placeholder=' …')}" for one in notes),
+                *(_wrapped("  note    ", str(one)) for one in notes),
             ]
         )
 
@@ -440,3 +440,15 @@ def _settings(record: dict[str, Any]) -> Settings:
         raise CheckpointError(
             f"The checkpoint's settings are damaged ({error}). Resume from an earlier checkpoint."
         ) from None
+
+
+def _wrapped(head: str, text: str) -> str:
+    """Return a text in lines that begin below one another, after a head."""
+    return textwrap.fill(
+        text,
+        100,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -17,7 +17,6 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aevb.derive.sample_counts import usual_samples
 from aevb.estimate.metric_names import OBJECTIVE
 from aevb.runtime.suggestions import did_you_mean
 from aevb.training.schedules import Phase, Schedule, joint, schedule_from
@@ -206,8 +205,6 @@ class Settings:
         for f in fields(self):  # JSON cannot store numpy's numbers
             if isinstance(value := getattr(self, f.name), np.generic):
                 object.__setattr__(self, f.name, value.item())
-        if self.samples is None:
-            object.__setattr__(self, "samples", usual_samples(self.bound))
         for name in (
             "batch",
             "samples",

@@ -42,6 +42,9 @@ def notes_at_start(job: Job) -> Iterator[Event]:
             f"{job.settings.bound} and its terms are reported without them."
         )
         yield Event(events.OBJECTIVE, "run", text)
+    if job.settings.bound != "elbo" and job.plan.samples == 1:
+        text = f"The run maximises the ELBO: with 1 sample, the bound {job.settings.bound} is that."
+        yield Event(events.OBJECTIVE, "run", text, "Take several, such as samples=5.")
     if job.settings.bound == "particles" and job.settings.schedule.objective == "bound":
         for name, family in job.plan.undifferentiated().items():
             text = (
