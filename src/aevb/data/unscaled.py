@@ -1,4 +1,4 @@
-"""Check for data far from mean 0 and standard deviation 1, under a likelihood of learned scale.
+"""Check for columns far from mean 0 and standard deviation 1, under a likelihood of learned scale.
 
 Networks begin with outputs near 0 and scales near 1. The small steps that train a network with a
 hidden layer take long to reach means in the tens, or a scale of 0.01: training ends before.
@@ -17,32 +17,48 @@ from aevb.estimate.keys import masks_of
 
 # A factor of 5 costs a fifth of a nat per column after 2,000 steps, one of 10 more than a nat.
 LARGE, SMALL = 5.0, 0.1
+CONSTANT = 1e-6  # standard deviations of a column, in units of its mean, that are rounding
+
+Moments = tuple[Tensor, Tensor]  # the mean and the standard deviation of each column
 
 
-def note_unscaled(graph: Graph, rows: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
-    """Yield a variable, a note and a remedy for each variable that is far from standardised."""
-    for name in graph.observed:
+def note_unscaled(graph: Graph, columns: Mapping[str, Moments]) -> Iterator[tuple[str, str, str]]:
+    """Yield a variable, a note and a remedy for each variable with a column far from standardised.
+
+    The pixels of an image have one scale: columns at its border may be nearly constant.
+    """
+    for name, (mean, sd) in columns.items():
         spec = graph.rule("p", name).spec
-        if name not in rows or not isinstance(spec, LocationScale) or not spec.learns_scale:
+        if not isinstance(spec, LocationScale) or not spec.learns_scale:
             continue
-        mean, sd = moments(rows, name, timed=graph.timed[name])
-        farthest, widest = float(mean.abs().max()), float(sd.max())
-        if max(farthest, widest) <= LARGE and (widest >= SMALL or widest == 0):
+        own = sd.max() if len(graph.shapes[name]) == 3 else sd
+        varies = sd > CONSTANT * mean.abs()
+        far = torch.maximum(mean.abs(), sd) / LARGE
+        far = torch.maximum(far, torch.where(varies, SMALL / own, 0.0))
+        if float(far.max()) <= 1:
             continue
-        far = int(torch.maximum(mean.abs(), sd).argmax())
-        where = f" (farthest: column {far}, from 0)" * (len(mean) > 1)
+        where = f" (farthest: column {int(far.argmax())}, from 0)" * (len(mean) > 1)
         yield (
             name,
             f"{name} is not standardised: its columns have means from {float(mean.min()):.3g} to "
             f"{float(mean.max()):.3g} and standard deviations from {float(sd.min()):.3g} to "
-            f"{widest:.3g}{where}. Networks start near mean 0 and scale 1, and training may end "
-            f"far from the optimum.",
+            f"{float(sd.max()):.3g}{where}. Networks start near mean 0 and scale 1, and training "
+            f"may end far from the optimum.",
             f"Train on {name} = aevb.data.standardise({name}); {name}.undo(draws) returns to its "
             f"units (on the command line, --prepare standardise).",
         )
 
 
-def moments(rows: Mapping[str, Tensor], name: str, *, timed: bool) -> tuple[Tensor, Tensor]:
+def moments_of(graph: Graph, rows: Mapping[str, Tensor]) -> dict[str, Moments]:
+    """Return the moments of the columns of each observed variable with a location and a scale."""
+    return {
+        name: _moments(rows, name, timed=graph.timed[name])
+        for name in graph.observed
+        if name in rows and isinstance(graph.rule("p", name).spec, LocationScale)
+    }
+
+
+def _moments(rows: Mapping[str, Tensor], name: str, *, timed: bool) -> Moments:
     """Return the mean and the standard deviation of each column; 0 without a known value."""
     known = torch.ones((), dtype=torch.bool)
     for mask in masks_of(rows, name, timed=timed):
