@@ -432,3 +432,32 @@ def test_columns_that_repeat_others_are_told():
     )
     assert len(schema.used) == 11
     Schema.read(frame, drop=["amount_copy", "kids2", "log_amount", "code"])
+
+
+DRAW = np.random.default_rng(0)
+DAYS = np.datetime64("2020-01-01") + DRAW.integers(0, 2000, 60)
+SINCE = (DAYS - np.datetime64("2019-12-31")).astype(float)
+WAVE = DRAW.normal(size=60).round(2)
+YES = np.where(WAVE > 0, "y", "n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (WAVE, 1 - WAVE, "is 1 - 'a'"),
+        (WAVE, -WAVE, "is -'a'"),
+        (WAVE, WAVE - 2, "is 'a' - 2"),
+        (DAYS, SINCE, "is the days of 'a' since 2019-12-31"),
+        (DAYS, 24 * SINCE, "is 24 · the days of 'a' since 2019-12-31"),
+        (SINCE, DAYS, "is 2019-12-31 + 'a' days"),
+        (DAYS, DAYS + 3, "is 'a' + 3 days"),
+        (YES, (WAVE > 0).astype(int), "says the same as 'a'"),
+        (YES, WAVE > 0, "says the same as 'a'"),
+        ((WAVE > 0).astype(int), (WAVE <= 0).astype(int), "is 1 - 'a'"),
+    ],
+)
+def test_the_relation_of_a_repeated_column_is_told(first, second, told):
+    with pytest.warns(DataWarning) as warned:
+        Schema.read({"a": first, "b": second})
+    (warning,) = warned
+    assert str(warning.message).startswith(f"Column: 'b' {told}. Clusters count it twice")
