@@ -19,7 +19,7 @@ def note_small_scales(
     graph: Graph, columns: Mapping[str, Moments]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield a variable, a note and a remedy for each fixed scale that is small for the data."""
-    for name, (_, sd) in columns.items():
+    for name, found in columns.items():
         entry = graph.rule("p", name)
         spec, parents = entry.spec, entry.key.parents
         # Where a parent is observed, or is the past, it may explain the spread.
@@ -30,7 +30,7 @@ def note_small_scales(
             or not isinstance(scale := getattr(spec, "scale", None), int | float)
         ):
             continue
-        spread = float(sd.square().mean().sqrt())
+        spread = float(found.sd.square().mean().sqrt())
         if spread <= RATIO * scale:
             continue
         family = type(spec).__name__

@@ -7,6 +7,7 @@ hidden layer take long to reach means in the tens, or a scale of 0.01: training 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,24 +18,31 @@ from aevb.estimate.keys import masks_of
 
 # A factor of 5 costs a fifth of a nat per column after 2,000 steps, one of 10 more than a nat.
 LARGE, SMALL = 5.0, 0.1
-CONSTANT = 1e-6  # standard deviations of a column, in units of its mean, that are rounding
 
-Moments = tuple[Tensor, Tensor]  # the mean and the standard deviation of each column
+
+@dataclass(frozen=True)
+class Moments:
+    """The mean, the standard deviation and the median absolute deviation of each column."""
+
+    mean: Tensor
+    sd: Tensor
+    deviation: Tensor
 
 
 def note_unscaled(graph: Graph, columns: Mapping[str, Moments]) -> Iterator[tuple[str, str, str]]:
     """Yield a variable, a note and a remedy for each variable with a column far from standardised.
 
-    The pixels of an image have one scale: columns at its border may be nearly constant.
+    The pixels of an image have one scale. The standard deviation of a column in which most values
+    are equal says how many differ, not in which unit they are.
     """
-    for name, (mean, sd) in columns.items():
+    for name, found in columns.items():
+        mean, sd = found.mean, found.sd
         spec = graph.rule("p", name).spec
         if not isinstance(spec, LocationScale) or not spec.learns_scale:
             continue
         own = sd.max() if len(graph.shapes[name]) == 3 else sd
-        varies = sd > CONSTANT * mean.abs()
         far = torch.maximum(mean.abs(), sd) / LARGE
-        far = torch.maximum(far, torch.where(varies, SMALL / own, 0.0))
+        far = torch.maximum(far, torch.where(found.deviation > 0, SMALL / own, 0.0))
         if float(far.max()) <= 1:
             continue
         where = f" (farthest: column {int(far.argmax())}, from 0)" * (len(mean) > 1)
@@ -59,7 +67,7 @@ def moments_of(graph: Graph, rows: Mapping[str, Tensor]) -> dict[str, Moments]:
 
 
 def _moments(rows: Mapping[str, Tensor], name: str, *, timed: bool) -> Moments:
-    """Return the mean and the standard deviation of each column; 0 without a known value."""
+    """Return the moments of each column; 0 without a known value."""
     known = torch.ones((), dtype=torch.bool)
     for mask in masks_of(rows, name, timed=timed):
         known = known & mask.cpu()
@@ -69,4 +77,6 @@ def _moments(rows: Mapping[str, Tensor], name: str, *, timed: bool) -> Moments:
     count = there.sum(0).clamp_min(1)
     mean = values.sum(0) / count
     variance = torch.where(there, (values - mean).square(), 0.0).sum(0) / count
-    return mean, variance.sqrt()
+    values = torch.where(there, values, torch.nan)
+    deviation = (values - values.nanmedian(0).values).abs().nanmedian(0).values
+    return Moments(mean, variance.sqrt(), deviation.nan_to_num(0.0))
