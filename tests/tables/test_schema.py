@@ -332,6 +332,13 @@ def test_zeros_and_tiny_numbers_do_not_make_a_column_positive(zeros, least, why)
     assert column.bounded(np.array([-1.0, 2.0]), 0.0).tolist() == [0.0, 2.0]
 
 
+def test_a_column_whose_mean_would_lie_above_its_largest_number_is_real():
+    values = np.random.default_rng(0).beta(0.05, 1, size=400)
+    column = Schema.read({"share": values})["share"]
+    assert column.kind == "real"
+    assert "logarithms that differ too much for a LogNormal" in column.reason
+
+
 def test_amounts_with_many_zeros_are_filled_near_their_mean():
     table = rain(0.45)
     hidden = np.arange(400) % 4 == 0

@@ -427,6 +427,9 @@ def why_no_logarithms(values: np.ndarray, facts: Facts) -> str | None:
         return "zeros too far below the other logarithms"
     least = facts.low if facts.least is None else facts.least
     assert least is not None
+    assert facts.high is not None
+    if facts.log_mean + facts.log_spread**2 / 2 > math.log(facts.high):
+        return "logarithms that differ too much"  # the mean would lie above the largest number
     low, middle, high = np.quantile(np.log(values[values > 0]), (0.16, 0.5, 0.84))
     # Either distance is the standard deviation of a normal distribution; tails do not change it.
     if middle - math.log(least) > LOWEST * max(middle - low, high - middle):
