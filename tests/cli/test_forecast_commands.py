@@ -315,6 +315,7 @@ DATED = """date,series,flow
 
 def test_holes_in_the_times_are_missing_steps_when_asked(place, monkeypatch, capsys):
     """The results are those of the same file with a line of an empty cell."""
+    monkeypatch.setattr("aevb.training.run.Run.plot", lambda run, path: None)  # slow
     whole = "month,flow\n" + "".join(f"2024-{i:02},{i % 3}\n" for i in range(1, 10))
     (place / "whole.csv").write_text(whole.replace("2024-04,1", "2024-04,"))
     (place / "holed.csv").write_text(whole.replace("2024-04,1\n", ""))

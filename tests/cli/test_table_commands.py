@@ -5,6 +5,7 @@ its columns.
 import csv
 import datetime
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -1189,6 +1190,9 @@ def test_a_far_cell_does_not_coarsen_the_other_cells():
     heavy = np.exp(30 * np.random.default_rng(0).normal(size=60))  # more than six decimals
     column = Schema.read({"heavy": heavy})["heavy"]
     assert rounded_cells(column, [1.23456789, 1.23456789e-9]) == [1.23457, 1.23457e-9]
+    *infinite, nan = rounded_cells(column, [math.inf, -math.inf, math.nan])
+    assert infinite == [math.inf, -math.inf]
+    assert math.isnan(nan)
 
 
 def test_written_samples_of_a_far_column_can_be_scored(tmp_path, monkeypatch, capsys):

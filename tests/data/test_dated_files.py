@@ -6,6 +6,7 @@ import pytest
 from pyarrow import parquet
 
 from aevb import Model, Normal
+from aevb.data.datasets import load
 from aevb.data.files import read_lines
 
 # The file's dates of one sequence of three steps, the time after them, and the spacing.
@@ -49,6 +50,39 @@ def test_a_column_of_dates_numbers_the_steps_in_any_order(tmp_path, dates, after
     full = lambda one: np.datetime64(one.rstrip(",").removesuffix("+00:00"))  # noqa: E731
     if spacing != "2":
         assert [full(one) for one in written[:3]] == [full(one.rstrip("Z")) for one in dates]
+
+
+def test_steps_that_a_table_lacks_are_filled_when_asked(tmp_path):
+    path, graph = tmp_path / "t.csv", level().graph
+    path.write_text("row,step,x\n0,0,1\n0,1,2\n0,4,3\n0,5,4\n1,0,5\n1,2,6\n")
+    with pytest.raises(ValueError, match=r"row 0 lacks step 2\. .* \(--gaps missing"):
+        read_lines(path, graph)
+    found, lines = read_lines(path, graph, fill=True)
+    nan = float("nan")
+    assert [len(row) for row in found["x"]] == [6, 3]
+    np.testing.assert_array_equal(
+        np.concatenate(found["x"])[:, 0], [1, 2, nan, nan, 3, 4, 5, nan, 6]
+    )
+    assert lines.numbers(np.array([0, 1]), np.array([5, 2])) == ["0,5,", "1,2,"]
+    path.write_text("row,step,x\n0,0,1\n0,3,2\n0,3,3\n")
+    with pytest.raises(ValueError, match=r"row 0 has step 3 twice\. Number"):
+        read_lines(path, graph, fill=True)
+
+
+def test_gaps_are_refused_where_no_times_are(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 3, 1)))
+    (tmp_path / "wide.csv").write_text("a,b,c\n1,2,4\n3,5,9\n")
+    (tmp_path / "rows.csv").write_text("row,x\n0,1\n0,2\n1,3\n")
+    still = Model({"z": Normal(1), "x | z": Normal(3)}, {"z | x": Normal()}).graph
+    for name, graph in (
+        ("x.npy", level().graph),
+        ("wide.csv", still),
+        ("rows.csv", level().graph),
+        ("digits", still),
+    ):
+        data = name if name == "digits" else str(tmp_path / name)
+        with pytest.raises(ValueError, match=r"has no times, .* Leave out --gaps"):
+            load(data, graph, gaps="missing")
 
 
 def test_ids_are_words_in_the_order_of_the_file(tmp_path):

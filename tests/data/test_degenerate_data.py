@@ -29,9 +29,12 @@ from aevb import (
 )
 from aevb.data import dequantise, standardise
 from aevb.data.repeated_values import note_repeats
+from aevb.data.sources import open_source
+from aevb.data.unscaled import moments_of, note_unscaled
 from aevb.runtime.checked_files import DataWarning
 from aevb.training.checkpoint import TrainingError
 from aevb.training.events import SMALL_SCALE, UNSCALED, events
+from aevb.training.starting_notes import rows_for_scales
 
 ONE_FOR_ALL = {Normal: {"scale": "learned"}, MultivariateNormal: {"covariance": "shared"}}
 FLAT = put(put(np.random.default_rng(6).random((40, 4)), 0.25, slice(None), 1), 0.0, slice(None), 3)
@@ -189,6 +192,7 @@ STANDARD = np.random.default_rng(0).normal(size=(50, 3))
         (10 * STANDARD, linear(), "network", False),  # trains with large steps
         (STANDARD + np.array([0, 0, 20]), mlp(4), "network", True),
         (0.01 * STANDARD, mlp(4), "network", True),
+        (STANDARD * np.array([1, 1e-4, 1e-6]), mlp(4), "network", True),
         (standardise(10 * STANDARD), mlp(4), "network", False),
     ],
 )
@@ -219,6 +223,51 @@ def test_a_warning_names_the_columns_and_the_fix():
     )
     with pytest.warns(DataWarning, match=message):
         fit(model, {"x": STANDARD + np.array([0, 0, 20 - STANDARD[:, 2].mean()])}, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("scales", "far"), [([1, 1e-4, 1e-6], 2), ([1e-4, 1e-2, 1e-3], 0), ([1, 30, 1e-6], 2)]
+)
+def test_the_farthest_column_is_the_one_that_costs_most(scales, far):
+    model = Model({"z": Normal(1), "x | z": Normal(3, net=mlp(4))}, {"z | x": Normal()}, seed=0)
+    with pytest.warns(DataWarning, match=rf"\(farthest: column {far}, from 0\)"):
+        fit(model, {"x": STANDARD * np.array(scales)}, steps=1)
+
+
+@pytest.mark.parametrize("differ", [0, 1, 5])
+def test_a_column_of_mostly_equal_values_is_not_noted(differ):
+    """Its standard deviation says how many rows differ."""
+    model = Model({"z": Normal(1), "x | z": Normal(2, net=mlp(4))}, {"z | x": Normal()}, seed=0)
+    x = torch.tensor(STANDARD[:, :2].copy())
+    x[:, 1] = 0.1
+    x[:differ, 1] = 0.2
+    x[9, 1] = np.nan
+    rows = {"x": x.nan_to_num().unsqueeze(0), "x?": ~x.isnan().unsqueeze(0)}
+    assert not list(note_unscaled(model.graph, moments_of(model.graph, rows)))
+
+
+def test_a_trained_model_does_not_start_near_the_standard_scale():
+    model = Model({"z": Normal(1), "x | z": Normal(3, net=mlp(4))}, {"z | x": Normal()}, seed=0)
+    with pytest.warns(DataWarning, match="not standardised"):
+        fit(model, {"x": 10 * STANDARD}, steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not fit(model, {"x": 10 * STANDARD}, steps=1).notes
+
+
+def test_nearly_constant_pixels_of_an_image_are_not_noted():
+    pixels = np.random.default_rng(0).random((50, 1, 3, 3))
+    pixels[:, :, 0] *= 1e-3
+    model = Model({"z": Normal(1), "x | z": Normal((1, 3, 3), net=mlp(4))}, {"z | x": Normal()})
+    assert not fit(model, {"x": pixels}, steps=1).notes
+
+
+def test_the_scale_of_wide_data_is_read_from_few_rows_spread_evenly(monkeypatch):
+    monkeypatch.setattr("aevb.training.starting_notes.MOST_ENTRIES", 17)
+    graph = Model({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Normal()}).graph
+    x = np.arange(50.0)[:, None] * [1, 1]
+    rows = rows_for_scales(open_source(graph, {"x": x}, torch.zeros(())))
+    assert rows["x"][0, :, 0].tolist() == [0, 7, 14, 21, 28, 35, 42, 49]
 
 
 def test_a_failed_step_names_the_scale_of_the_data_as_its_cause():

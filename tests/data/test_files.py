@@ -193,7 +193,9 @@ def test_a_table_with_a_line_a_step_holds_sequences(tmp_path):
 BAD_LINES = {
     "missing": (
         "0,0,1,2\n3,0,1,2\n3,2,1,2\n",
-        "row 3 lacks step 1. Number the steps of a row 0, 1, 2, …, and leave cells empty",
+        "row 3 lacks step 1. If nothing was observed between, add the missing steps (--gaps "
+        'missing, or aevb.sequences(frame, gaps="missing")), or number the steps of a row 0, 1, '
+        "2, …, and leave cells empty",
     ),
     "missing at the start": ("0,0,1,2\n4,1,1,2\n", "row 4 lacks step 0."),
     "double": ("0,0,1,2\n5,1,1,2\n5,0,1,2\n5,1,1,2\n", "row 5 has step 1 twice."),

@@ -274,11 +274,12 @@ BAD_FRAMES = {
         lambda: sequences(YYYYMM, gaps="missing"),
         "The times 'month' are dates written as whole numbers, 201011 to 201101. Numbers have "
         "other distances than dates. Convert them: frame['month'] = "
-        "pd.to_datetime(frame['month'], format='%Y%m').",
+        "pd.to_datetime(frame['month'].astype(str), format='%Y%m'). If they number the "
+        "steps, subtract the first from each: 0, 1, 2, ….",
     ),
     "months as numbers in the index": (
         lambda: sequences(YYYYMM.set_index("month")),
-        "Convert them: frame.index = pd.to_datetime(frame.index, format='%Y%m').",
+        "Convert them: frame.index = pd.to_datetime(frame.index.astype(str), format='%Y%m').",
     ),
     "days as numbers": (
         lambda: sequences(pl.DataFrame({"day": [20240229, 20240301], "x": 0.0}), time="day"),
@@ -421,6 +422,49 @@ def test_bad_frames(name):
     use, words = BAD_FRAMES[name]
     with pytest.raises((ValueError, TypeError), match=re.escape(words)):
         use()
+
+
+NUMBERED = pd.DataFrame({"id": 7, "at": [20240131, 20240201, 20240202], "x": 0.0})
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+@pytest.mark.parametrize("form", ["%Y%m%d", "%Y%m"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda frame: frame,
+        lambda frame: frame.drop(columns="id").set_index("at"),
+        lambda frame: frame.set_index(["id", "at"]),
+        lambda frame: frame.set_index(["id", "at"]).rename_axis([None, None]),
+        pl.from_pandas,
+        lambda frame: pa.Table.from_pandas(frame, preserve_index=False),
+    ],
+    ids=["column", "index", "level", "level without a name", "polars", "pyarrow"],
+)
+def test_the_code_of_the_message_reads_numbers_as_dates(made, form, dtype):
+    table = NUMBERED.assign(at=[202311, 202312, 202401] if form == "%Y%m" else NUMBERED["at"])
+    frame = made(table.astype({"at": dtype}))
+    time = None if isinstance(frame, pd.DataFrame) and "at" not in frame else "at"
+    with pytest.raises(ValueError, match="dates written as whole numbers") as error:
+        sequences(frame, time=time)
+    code = str(error.value).partition("Convert them: ")[2].partition(". If they number")[0]
+    names = {"frame": frame, "table": frame, "pd": pd, "pl": pl, "pyarrow": pa}
+    if isinstance(frame, pd.DataFrame):
+        exec(code, names)
+        frame = names["frame"]
+        time = next((name for name in ("at", "time") if name in frame), None)
+    else:
+        frame = eval(code, names)
+    index = sequences(frame, time=time).index
+    assert str(index.spacing) == ("1 month" if form == "%Y%m" else "1 day")
+
+
+def test_the_times_of_a_pyarrow_table_are_converted_by_pyarrow():
+    text = pa.table({"at": ["2024-01-31", "2024-02-01"], "x": [0.0, 1.0]})
+    with pytest.raises(ValueError, match="neither numbers nor dates") as error:
+        sequences(text, time="at")
+    code = str(error.value).partition("e.g. ")[2].removesuffix(".")
+    assert str(sequences(eval(code, {"table": text}), time="at").index.spacing) == "1 day"
 
 
 def test_columns_of_other_types_and_names():

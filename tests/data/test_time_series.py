@@ -210,7 +210,8 @@ REFUSED = {
     "months as numbers": (
         "month,x\n201011,1\n201012,2\n201101,1\n",
         "its times (month) are dates written as whole numbers, 201011 to 201101, and numbers have "
-        "other distances than dates. Write them as dates, such as 2010-12 or 2010-12-31",
+        "other distances than dates. Write them as dates, such as 2010-12 or 2010-12-31. If they "
+        "number the steps, subtract the first from each: 0, 1, 2, ….",
     ),
     "uneven dates": (
         "date,x\n2001-01-01,1\n2001-01-03,2\n2001-01-06,1\n",

@@ -106,7 +106,8 @@ def test_future_columns_follow_the_past():
 BYTES = RNG.integers(0, 256, (12, 4, 4, 3), dtype=np.uint8)
 WHOLE = (
     "x holds whole numbers up to 255. They look like grey levels 0 … 255: pass the images as "
-    'bytes (x.astype("uint8")), or spread them over (0, 1) (aevb.data.dequantise(x, 256)).'
+    'bytes (x.astype("uint8")), or spread them over (0, 1) (aevb.data.dequantise(x, 256)). '
+    "If they count or measure something else, standardise them (aevb.data.standardise(x))."
 )
 LEVELS = "but training prepared its images of bytes as numbers in (0, 1). They look like grey"
 
@@ -141,6 +142,21 @@ def test_the_form_of_the_rows_is_that_of_the_last_fit():
     named = trained({"x": table()}, 3)
     fit(named, {"x": torch.randn(20, 3)}, steps=2, progress=False)
     assert named.teaching.columns == {}
+
+
+@pytest.mark.parametrize("most", [59, 128])
+def test_grids_of_smaller_whole_numbers_are_data(most):
+    counts = BYTES[..., :1].astype("f4") % (most + 1)
+    counts[0, 0, 0, 0] = most
+    p = {"z": Normal(2), "x | z": Normal((1, 4, 4), scale=40.0)}
+    model = Model(p, {"z | x": Normal(scale=1.0)}, seed=0)
+    fit(model, {"x": counts}, steps=2)
+    assert bool(model.elbo(x=counts).value.isfinite().all())
+    large = counts.copy()
+    large[0, 0, 0, 0] = 200
+    with pytest.raises(ValueError, match="x holds whole numbers up to 200"):
+        model.elbo(x=large)
+    model.elbo(x=aevb.data.standardise(large))
 
 
 def test_flat_images_are_refused_as_grey_levels_too():

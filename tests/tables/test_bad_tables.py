@@ -188,7 +188,12 @@ READ = {
     "negative whole numbers": (RNG.integers(-50, 50, N), "real", "negative"),
     "large whole numbers": (RNG.integers(0, 10**9, N), "real", "large whole numbers"),
     "few numbers": ([0.1, 0.2, 0.3, 0.5] * 10, "ordered", "4 distinct numbers"),
-    "zeros and numbers": ([0.0] * 20 + list(RNG.random(20)), "positive", "20 zeros"),
+    "zeros and numbers": ([0.0] * 20 + list(RNG.random(20)), "real", "50% of the cells are 0"),
+    "zeros and a number as good as zero": (
+        [0.0, 5e-324, *np.exp(np.arange(N - 2) / 8)],
+        "real",
+        "all positive but 1 zero: zeros too far below the other logarithms for a LogNormal",
+    ),
     "zeros and ones": (RNG.integers(0, 2, N), "binary", "0 and 1"),
     "ones and twos": (RNG.integers(1, 3, N), "binary", "1 and 2"),
     "years": (RNG.integers(2007, 2010, N), "ordered", "levels beat counts by"),

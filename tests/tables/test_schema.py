@@ -290,24 +290,102 @@ def test_zeros_of_a_skewed_column_are_read_as_half_of_the_smallest_number():
     doubled = schema.rescaled("sales", 2.0)
     np.testing.assert_allclose(doubled.encode({"sales": 2 * values})["x"], data["x"], atol=1e-12)
     assert Schema.from_json(schema.to_json())["sales"].zero == least / 2
-    with pytest.raises(ValueError, match="1 cell is not positive"):
+    with pytest.raises(ValueError, match=r"1 cell is negative, so it has no logarithm \(-1 in row"):
         schema.encode({"sales": [1.0, -1.0]})
+
+
+def rain(zeros: float, least: float | None = None, rows: int = 400) -> dict[str, np.ndarray]:
+    """Amounts whose logarithms are normal, with a share of zeros, beside a column that they follow.
+
+    ``least`` replaces one amount.
+    """
+    draw = np.random.default_rng(0)
+    other = draw.normal(size=rows)
+    values = np.exp(1.5 + 0.7 * other + draw.normal(size=rows))
+    values[draw.random(rows) < zeros] = 0
+    if least is not None:
+        values[5] = least
+    return {"rain": values, "other": other}
+
+
+@pytest.mark.parametrize(
+    ("zeros", "least", "why"),
+    [
+        (0.4, None, "too many zeros for a LogNormal"),
+        (0.3, 1e-12, "too many zeros for a LogNormal"),
+        (0.04, 1e-4, "zeros too far below the other logarithms for a LogNormal"),
+        (0.0, 1e-12, "the smallest, 1e-12, too far below the other logarithms for a LogNormal"),
+        (0.0, 1e-200, "Normal beats LogNormal by"),
+        (0.02, 1e-200, "Normal beats LogNormal by"),
+    ],
+)
+def test_zeros_and_tiny_numbers_do_not_make_a_column_positive(zeros, least, why):
+    """A LogNormal of such columns has a mean far above that of the cells."""
+    table = rain(zeros, least)
+    schema, values = Schema.read(table), table["rain"]
+    column = schema["rain"]
+    assert column.kind == "real"
+    assert why in column.reason
+    assert "filled and drawn cells are not negative" in column.reason
+    assert ("split the column in two" in column.reason) == (zeros > 0.05)
+    assert (column.location, column.scale) == pytest.approx((values.mean(), values.std()))
+    assert column.bounded(np.array([-1.0, 2.0]), 0.0).tolist() == [0.0, 2.0]
+
+
+def test_a_column_whose_mean_would_lie_above_its_largest_number_is_real():
+    values = np.random.default_rng(0).beta(0.05, 1, size=400)
+    column = Schema.read({"share": values})["share"]
+    assert column.kind == "real"
+    assert "logarithms that differ too much for a LogNormal" in column.reason
+
+
+def test_amounts_with_many_zeros_are_filled_near_their_mean():
+    table = rain(0.45)
+    hidden = np.arange(400) % 4 == 0
+    known = {**table, "rain": np.where(hidden, np.nan, table["rain"])}
+    schema = Schema.read(known)
+    fitted = schema.fit(schema.factors(1), known)
+    filled = np.asarray(fitted.impute(known)["rain"])[hidden]
+    assert filled.min() >= 0
+    assert filled.mean() == pytest.approx(known["rain"][~hidden].mean(), rel=0.15)
+    at = {"rain": np.array([0.0, 0.005, 5.0]), "other": np.zeros(3)}
+    log_p = np.asarray(fitted.score(at)["log_p"])
+    assert log_p[0] == pytest.approx(log_p[1], abs=0.01)  # one density for zeros and amounts
+    assert log_p[0] < log_p[2] + 1
+    assert np.asarray(fitted.sample(1000, seed=0)["rain"]).max() < 2 * table["rain"].max()
+
+
+def test_few_zeros_count_in_the_moments_but_not_in_the_choice():
+    values = rain(0.0)["rain"]
+    before = Schema.read({"rain": values})["rain"]
+    least = np.sort(values)[4]
+    with_zeros = np.where(values < least, 0.0, values)
+    column = Schema.read({"rain": with_zeros})["rain"]
+    assert column.kind == before.kind == "positive"
+    positive = facts_of(read_table({"rain": values[values >= least]}).cells("rain"))
+    assert log_normal_gain(column.facts) == pytest.approx(log_normal_gain(positive))
+    asked = Schema.read(rain(0.4), kinds={"rain": "positive"})["rain"]
+    assert asked.reason.endswith("with so many zeros, filled and drawn cells are far too large")
+
+
+def test_half_of_the_smallest_number_is_a_number():
+    with pytest.raises(ValueError, match=r"half of its smallest positive number, 4.94\S+, is 0"):
+        Schema.read({"rain": [0.0, 5e-324, 1.0, 2.5] * 5}, kinds={"rain": "positive"})
 
 
 @pytest.mark.parametrize("share", [0.1, 0.6])
 def test_samples_of_a_column_with_zeros_are_not_negative(share):
     draw = np.random.default_rng(1)
-    other = draw.normal(size=300)
-    values = (50 + 8 * other + 4 * draw.normal(size=300)).round(1)
-    values[draw.random(300) < share] = 0
-    frame = {"income": values, "other": other}
+    other = draw.normal(size=100)
+    values = (50 + 8 * other + 4 * draw.normal(size=100)).round(1)
+    values[draw.random(100) < share] = 0
+    frame = {"income": np.where(np.arange(100) < 9, np.nan, values), "other": other}
     schema = Schema.read(frame, kinds={"income": "real"})
-    drawn = schema.fit_default(frame).sample(500, seed=0)["income"].to_numpy()
+    fitted = schema.fit(schema.factors(1), frame)
+    drawn = fitted.sample(500, seed=0)["income"].to_numpy()
     assert drawn.min() == 0.0
-    assert schema.fit_default(frame).score({"income": drawn, "other": drawn * 0})["log_p"].shape
-    frame["income"][:9] = np.nan
-    filled = Schema.read(frame, kinds={"income": "real"}).fit_default(frame).impute(frame, draws=2)
-    assert min(one["income"].min() for one in filled) >= 0
+    assert fitted.score({"income": drawn, "other": drawn * 0})["log_p"].shape
+    assert min(one["income"].min() for one in fitted.impute(frame, draws=2)) >= 0
 
 
 def test_decimals_of_an_older_file_do_not_change_a_schema():
@@ -361,3 +439,32 @@ def test_columns_that_repeat_others_are_told():
     )
     assert len(schema.used) == 11
     Schema.read(frame, drop=["amount_copy", "kids2", "log_amount", "code"])
+
+
+DRAW = np.random.default_rng(0)
+DAYS = np.datetime64("2020-01-01") + DRAW.integers(0, 2000, 60)
+SINCE = (DAYS - np.datetime64("2019-12-31")).astype(float)
+WAVE = DRAW.normal(size=60).round(2)
+YES = np.where(WAVE > 0, "y", "n")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (WAVE, 1 - WAVE, "is 1 - 'a'"),
+        (WAVE, -WAVE, "is -'a'"),
+        (WAVE, WAVE - 2, "is 'a' - 2"),
+        (DAYS, SINCE, "is the days of 'a' since 2019-12-31"),
+        (DAYS, 24 * SINCE, "is 24 · the days of 'a' since 2019-12-31"),
+        (SINCE, DAYS, "is 2019-12-31 + 'a' days"),
+        (DAYS, DAYS + 3, "is 'a' + 3 days"),
+        (YES, (WAVE > 0).astype(int), "says the same as 'a'"),
+        (YES, WAVE > 0, "says the same as 'a'"),
+        ((WAVE > 0).astype(int), (WAVE <= 0).astype(int), "is 1 - 'a'"),
+    ],
+)
+def test_the_relation_of_a_repeated_column_is_told(first, second, told):
+    with pytest.warns(DataWarning) as warned:
+        Schema.read({"a": first, "b": second})
+    (warning,) = warned
+    assert str(warning.message).startswith(f"Column: 'b' {told}. Clusters count it twice")

@@ -77,7 +77,8 @@ def test_the_error_names_both_ways_to_treat_unknown_levels_as_missing():
 
 
 def test_numbers_as_text_are_refused_instead_of_being_lost():
-    schema = Schema.read({"year": [2007, 2008, 2009] * 20, "letter": ["a", "b", "1"] * 20})
+    letters = [letter for letter in ("a", "b", "1") for _ in range(20)]
+    schema = Schema.read({"year": [2007, 2008, 2009] * 20, "letter": letters})
     assert schema["year"].levels == (2007, 2008, 2009)
     schema = schema.with_unknown_levels("missing")
     with pytest.warns(DataWarning, match=re.escape("missing: 1 in 'year' ('2010').")):

@@ -451,6 +451,8 @@ def rounded_cells(column: Column, cells: Cells) -> list[Any]:
     fine = 3 - math.floor(math.log10(facts.spread))
 
     def short(cell: float) -> float:
+        if not math.isfinite(cell):
+            return cell
         own = facts.decimals
         if own is None:
             own = 5 - math.floor(math.log10(abs(cell))) if cell else 0

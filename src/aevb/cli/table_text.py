@@ -62,8 +62,9 @@ def schema_text(schema: Schema) -> str:
         if column.facts.words:
             found.append(paragraph(f"{column.name}: {words_text(column.facts)}", " " * 4))
         if told := zeros_text(column.facts, column.kind):
-            zeros = f"{column.facts.zeros} zero{'s' * (column.facts.zeros > 1)}"
-            found.append(paragraph(f"{column.name}: {zeros}; {told}", " " * 4))
+            zeros = column.facts.zeros
+            count = f"{zeros} zero{'s' * (zeros > 1)}; " if zeros else ""
+            found.append(paragraph(f"{column.name}: {count}{told}", " " * 4))
         if column.listed and (told := case_text(column.facts)):
             found.append(paragraph(f"{column.name}: {told}", " " * 4))
         if column.listed and (told := marks_text(column.facts)):

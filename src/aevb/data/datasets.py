@@ -361,6 +361,8 @@ def load(
     if gaps is not None:
         if gaps != "missing":
             raise ValueError(f'gaps is "missing" or left out, got {gaps!r}.')
+        if name in NAMES:
+            raise ValueError(_no_times(name))
         recipe = replace(recipe, gaps=gaps)
     if recipe.missing and name in NAMES:
         raise ValueError(f"{name} has no missing cells; --missing is for tables.")
@@ -373,6 +375,8 @@ def load(
     train, test, found, lines = (
         (*_builtin(name, graph, recipe), None) if name in NAMES else _file(name, graph, recipe)
     )
+    if gaps is not None and (lines is None or lines.keys.step is None):
+        raise ValueError(_no_times(name))
     recipe = replace(found, prepare=prepare or found.prepare, levels=recipe.levels or found.levels)
     if recipe.prepare is None and name in IMAGES:
         recipe = replace(recipe, prepare=default_preparation(graph, x))
@@ -452,6 +456,13 @@ def _standardised(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> dict
         for name, record in records.items()
         if record is not None
     }
+
+
+def _no_times(name: str) -> str:
+    return (
+        f"{name} has no times, so no holes between them can be filled. Leave out --gaps (gaps=), "
+        f"or number the steps in a column step of a table with one line per step."
+    )
 
 
 def _builtin(name: str, graph: Graph, recipe: Recipe) -> tuple[Split, Split, Recipe]:

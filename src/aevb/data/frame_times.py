@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from aevb.data.long_tables import Keys, Lines, row_among, step_among
 from aevb.data.sequence_index import ROW, STEP, Clock, Key, SequenceIndex
-from aevb.data.time_steps import DATES, MOST, Spacing, UnevenError, date_format, spacing_of
+from aevb.data.time_steps import MOST, SUBTRACT, Spacing, UnevenError, date_format, spacing_of
 
 
 def split_keys(
@@ -25,8 +25,9 @@ def split_keys(
 
     library = _library(frame)
     found: dict[str, Any] = {}
-    numbers = None
+    numbers, levels = None, 1
     if library == "pandas":
+        levels = frame.index.nlevels
         frame, found = _of_pandas_index(frame, id, time)
         # Whole numbers without a name may be what a selection left of the numbers of the lines, so
         # they are times only if nothing else is.
@@ -55,7 +56,7 @@ def split_keys(
     if numbers is not None and "time" not in found and "id" not in found:
         found["time"] = numbers
     named = [value.name for value in found.values() if isinstance(value, nw.Series)]
-    keys = {word: key_of(word, value, library) for word, value in found.items()}
+    keys = {word: key_of(word, value, library, levels) for word, value in found.items()}
     return table.drop(named), keys.get("id"), keys.get("time")
 
 
@@ -109,15 +110,16 @@ def _of_pandas_index(frame: Any, id: str | None, time: str | None) -> tuple[Any,
     return plain, {"id": levels[1 - second], "time": levels[second]}
 
 
-def key_of(word: str, values: Any, library: str) -> Key:
-    """Read a column (or a level of an index of pandas) of ids or times."""
+def key_of(word: str, values: Any, library: str, levels: int = 1) -> Key:
+    """Read a column (or one of ``levels`` of an index of pandas) of ids or times."""
     if library == "pandas":
         import narwhals as nw
         import pandas as pd
 
         column = isinstance(values, nw.Series)
         native = values.to_native() if column else values
-        key = _of_pandas(word, pd.Index(native, name=native.name), column=column)
+        place = "column" if column else "index" if levels == 1 else "level"
+        key = _of_pandas(word, pd.Index(native, name=native.name), place)
         return replace(key, level=native.name, column=column)
     name = values.name
     _refuse_missing(word, name, values.is_null().to_numpy())
@@ -127,13 +129,8 @@ def key_of(word: str, values: Any, library: str) -> Key:
 
     kind = values.dtype
     if kind.is_numeric():
-        at = f"pl.col({name!r})"
-        month, day = f"pl.date({at} // 100, {at} % 100, 1)", f"{at}.cast(pl.String).str.to_date"
-        fix = {
-            "%Y%m": f"frame.with_columns({month}.alias({name!r}))",
-            "%Y%m%d": f"frame.with_columns({day}('%Y%m%d'))",
-        }
-        return Key(name, _numbers(name, values.to_numpy(), fix))
+        polars, numbers = library == "polars", values.to_numpy()
+        return Key(name, _numbers(name, numbers, _of_polars if polars else _of_pyarrow))
     if kind == nw.Date:
         return Key(name, values.to_numpy().astype("datetime64[us]"), Clock("date", days=True))
     if kind == nw.Datetime:
@@ -146,19 +143,43 @@ def key_of(word: str, values: Any, library: str) -> Key:
             Clock("date", zone),
             None if utc is None else _micro(utc.dt.replace_time_zone(None).to_numpy()),
         )
+    example = (
+        f"frame.with_columns(pl.col({name!r}).str.to_datetime())"
+        if library == "polars"
+        else _set_column(name, f"table[{name!r}].cast('timestamp[us]')")
+    )
     raise ValueError(
         f"The times {name!r} are of type {kind}, neither numbers nor dates. Convert them, e.g. "
-        f"frame.with_columns(pl.col({name!r}).str.to_datetime())."
+        f"{example}."
     )
 
 
-def _of_pandas(word: str, values: Any, *, column: bool) -> Key:
+def _of_polars(name: str, form: str, *, whole: bool) -> str:
+    at = f"pl.col({name!r})" + ".cast(pl.Int64)" * (not whole)
+    if form == "%Y%m":
+        return f"frame.with_columns(pl.date({at} // 100, {at} % 100, 1).alias({name!r}))"
+    return f"frame.with_columns({at}.cast(pl.String).str.to_date({form!r}))"
+
+
+def _of_pyarrow(name: str, form: str, *, whole: bool) -> str:
+    text = f"table[{name!r}]" + ".cast('int64')" * (not whole) + ".cast('string')"
+    return _set_column(name, f"pyarrow.compute.strptime({text}, format={form!r}, unit='s')")
+
+
+def _set_column(name: str, values: str) -> str:
+    return f"table.set_column(table.column_names.index({name!r}), {name!r}, {values})"
+
+
+def _of_pandas(word: str, values: Any, place: str) -> Key:
     import pandas as pd
 
     name = (ROW if word == "id" else "time") if values.name is None else values.name
     _refuse_missing(word, name, values.isna())
     if word == "id":
         return Key(name, values.to_numpy())
+    # A level of an index cannot be set in place.
+    named = "" if values.name is not None else f".rename_axis({[ROW, 'time']!r})"
+    reset = f"frame = frame{named}.reset_index(); " if place == "level" else ""
     if isinstance(values.dtype, pd.ArrowDtype) and values.dtype.kind == "M":
         values = pd.DatetimeIndex(values)
     if isinstance(values, pd.PeriodIndex):
@@ -170,13 +191,17 @@ def _of_pandas(word: str, values: Any, *, column: bool) -> Key:
         utc = _micro(values.tz_convert("UTC").tz_localize(None).to_numpy())
         return Key(name, wall, Clock("date", str(values.tz)), utc)
     if pd.api.types.is_numeric_dtype(values.dtype) and values.dtype != bool:
-        place = f"frame[{name!r}]" if column else "frame.index"
-        fix = {form: f"{place} = pd.to_datetime({place}, format={form!r})" for form in DATES}
+
+        def fix(_: str, form: str, *, whole: bool) -> str:
+            text = "astype(str)" if whole else "astype(int).astype(str)"
+            at = "frame.index" if place == "index" else f"frame[{name!r}]"
+            return f"{reset}{at} = pd.to_datetime({at}.{text}, format={form!r})"
+
         numbers = _numbers(name, values.to_numpy(), fix)
         return Key(STEP if values.name is None else name, numbers)
     raise ValueError(
         f"The times {name!r} are of type {values.dtype} (first: {values[0]!r}), neither numbers "
-        f"nor dates. Convert them: pd.to_datetime(…), or .to_timestamp(). If they name the "
+        f"nor dates. Convert them: {reset}pd.to_datetime(…), or .to_timestamp(). If they name the "
         f"sequences, use aevb.sequences(frame, id=…)."
     )
 
@@ -185,8 +210,8 @@ def _micro(values: np.ndarray) -> np.ndarray:
     return values.astype("datetime64[us]")
 
 
-def _numbers(name: Any, values: np.ndarray, fix: Mapping[str, str]) -> np.ndarray:
-    """Check times that are numbers; ``fix`` is the code that reads them as dates, by format."""
+def _numbers(name: Any, values: np.ndarray, fix: Callable[..., str]) -> np.ndarray:
+    """Check times that are numbers; ``fix`` returns the code that reads them as dates."""
     if values.dtype.kind not in "iuf":
         values = values.astype(float)
     if not np.isfinite(values).all():
@@ -195,7 +220,7 @@ def _numbers(name: Any, values: np.ndarray, fix: Mapping[str, str]) -> np.ndarra
         raise ValueError(
             f"The times {name!r} are dates written as whole numbers, {values[0]:.15g} to "
             f"{values[-1]:.15g}. Numbers have other distances than dates. Convert them: "
-            f"{fix[form]}."
+            f"{fix(name, form, whole=values.dtype.kind != 'f')}. {SUBTRACT}."
         )
     return values.astype(np.int64) if values.dtype.kind == "u" else values
 

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 
 from aevb.data.sequence_index import NO_SPACING, Clock, Key
-from aevb.data.time_steps import MOST, ROUNDED, Spacing, UnevenError, date_format, spacing_of
+from aevb.data.time_steps import (
+    MOST,
+    ROUNDED,
+    SUBTRACT,
+    Spacing,
+    UnevenError,
+    date_format,
+    spacing_of,
+)
 from aevb.declare.graph import Graph
 
 ROWS = ("row", "id", "series", "sequence", "subject", "patient", "unit")
@@ -259,7 +267,7 @@ def lines_of(
             raise ValueError(
                 f"its times ({keys.step}) are dates written as whole numbers, "
                 f"{ordered.min():.15g} to {ordered.max():.15g}, and numbers have other distances "
-                f"than dates. Write them as dates, such as 2010-12 or 2010-12-31"
+                f"than dates. Write them as dates, such as 2010-12 or 2010-12-31. {SUBTRACT}"
             )
         if fill and not (np.diff(ordered)[np.diff(row[order]) == 0] == 0).any():
             return _filled_numbers(ordered, Lines(order, starts, rows, ordered[starts], one, keys))
@@ -267,26 +275,31 @@ def lines_of(
         return Lines(order, starts, rows, ordered[starts], spacing, keys)
     first = 0 if (ordered <= 0).any() else 1
     expected = np.arange(len(ordered)) - np.repeat(starts, counts) + first
-    wrong = ordered != expected
+    found = Lines(order, starts, rows, np.full(len(rows), float(first)), one, keys)
+    wrong, begins = ordered != expected, np.isin(np.arange(len(ordered)), starts)
+    twice = (np.diff(ordered, prepend=np.nan) == 0) & ~begins
+    if fill and not (twice | wrong & begins).any():
+        return _filled(found, np.split((ordered - first).astype(np.int64), starts[1:]))
     if wrong.any():
-        at = wrong.argmax()
+        at = int((twice if twice.any() else wrong).argmax())
         number, step, wanted = (
             rows[np.searchsorted(starts, at, "right") - 1],
             int(ordered[at]),
             expected[at],
         )
         what = (
-            f"lacks step {wanted}"
+            f"has step {step} twice"
+            if twice[at]
+            else f"lacks step {wanted}"
             if step > wanted
-            else f"has step {step} twice"
-            if step >= first
             else f"begins with step {step}"
         )
+        fix = "Number" if (twice | begins)[at] else f"{ADD}, or number"
         raise ValueError(
-            f"row {number} {what}. Number the steps of a row 0, 1, 2, …, and leave cells empty "
+            f"row {number} {what}. {fix} the steps of a row 0, 1, 2, …, and leave cells empty "
             f"where nothing was observed"
         )
-    return Lines(order, starts, rows, np.full(len(rows), float(first)), one, keys)
+    return found
 
 
 def _quoted(cell: str) -> str:

@@ -8,31 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from torch import Tensor
-
-from aevb.data.unscaled import moments
+from aevb.data.unscaled import Moments
 from aevb.declare.families import LocationScale
 from aevb.declare.graph import Graph
 
 RATIO = 10.0  # standard deviations of the data per scale from which on a scale is small
 
 
-def note_small_scales(graph: Graph, rows: Mapping[str, Tensor]) -> Iterator[tuple[str, str, str]]:
+def note_small_scales(
+    graph: Graph, columns: Mapping[str, Moments]
+) -> Iterator[tuple[str, str, str]]:
     """Yield a variable, a note and a remedy for each fixed scale that is small for the data."""
-    for name in graph.observed:
+    for name, found in columns.items():
         entry = graph.rule("p", name)
         spec, parents = entry.spec, entry.key.parents
         # Where a parent is observed, or is the past, it may explain the spread.
         decoded = not graph.timed[name] and all(ref.name in graph.latents for ref in parents)
         if (
-            name not in rows
-            or not decoded
+            not decoded
             or not isinstance(spec, LocationScale)
             or not isinstance(scale := getattr(spec, "scale", None), int | float)
         ):
             continue
-        _, sd = moments(rows, name, timed=graph.timed[name])
-        spread = float(sd.square().mean().sqrt())
+        spread = float(found.sd.square().mean().sqrt())
         if spread <= RATIO * scale:
             continue
         family = type(spec).__name__

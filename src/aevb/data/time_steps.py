@@ -16,6 +16,7 @@ import numpy as np
 ROUNDED = 0.02
 MOST = 100  # steps added per line of a table or frame, at most
 DATES = ("%Y%m", "%Y%m%d")  # formats of dates that may be written as whole numbers
+SUBTRACT = "If they number the steps, subtract the first from each: 0, 1, 2, …"
 DAY = 86_400_000_000  # microseconds
 UNITS = (("day", DAY), ("hour", DAY // 24), ("minute", DAY // 1440), ("second", DAY // 86400))
 

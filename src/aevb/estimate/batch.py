@@ -862,19 +862,21 @@ def _grey_levels(graph: Graph, name: str, value: Tensor) -> str | None:
 def _refuse_levels_of_images(graph: Graph, name: str, tensor: Tensor) -> None:
     """Raise ValueError for images whose entries are grey levels, but not bytes.
 
-    A density of real numbers would take them, where bytes are spread over (0, 1).
+    A density of real numbers would take them, where bytes are spread over (0, 1). Images of levels
+    are bright somewhere; grids of smaller whole numbers, such as counts, are data.
     """
     family = None if name in graph.given else graph.rule("p", name).spec
     if family is None or family.support is not constraints.real or tensor.is_meta:
         return
     known = tensor.nan_to_num(0.0)  # NaN marks a missing entry
     high = float(known.max())
-    if 31 < high <= 255 and not bool(((known < 0) | (known != known.round())).any()):
+    if 128 < high <= 255 and not bool(((known < 0) | (known != known.round())).any()):
         raise ValueError(
             f"{name} holds whole numbers up to {high:g}. "
             f"They look like grey levels 0 … 255: pass the images as bytes "
             f'({name}.astype("uint8")), or spread them over (0, 1) '
-            f"(aevb.data.dequantise({name}, 256))."
+            f"(aevb.data.dequantise({name}, 256)). If they count or measure something else, "
+            f"standardise them (aevb.data.standardise({name}))."
         )
 
 

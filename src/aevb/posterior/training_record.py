@@ -88,6 +88,11 @@ class Teaching:
         self.pixels: dict[str, str] = {}
         self.record(model, dict.fromkeys(with_weights(model)))
 
+    @property
+    def trained(self) -> bool:
+        """Whether ``fit`` has trained the model."""
+        return self.lacked is not None or bool(self.ranges)
+
     def record(
         self, model: DeclaredModel, reasons: Mapping[str, str | None], *, trained: bool = False
     ) -> None:

@@ -22,6 +22,7 @@ from aevb.tables.kinds import (
     Choice,
     Facts,
     asked,
+    log_moments,
     why_not,
 )
 from aevb.tables.reading import Cells, zone_of
@@ -100,11 +101,14 @@ class Column:
     def bounded(self, values: np.ndarray, step: float) -> np.ndarray:
         """Numbers to fill or to draw: at least ``step`` in a positive column, which has no zeros.
 
-        They are at least 0 in a column with several zeros and no negative number.
+        They are at least 0 in a column without negative numbers that has several zeros, or numbers
+        as good as 0.
         """
         if self.kind == "positive" and self.zero is None:
             return np.maximum(values, step)
-        return np.maximum(values, 0.0) if self.zero is not None or self.facts.zeros > 1 else values
+        if self.zero is not None or self.facts.not_negative:
+            return np.maximum(values, 0.0)
+        return values
 
     def log_jacobian(self, values: np.ndarray) -> np.ndarray:
         """log |d standardised / d value| per cell; 0 for missing cells and for probabilities."""
@@ -123,9 +127,7 @@ def column_of(name: str, dtype: str, facts: Facts, choice: Choice) -> Column:
         assert facts.levels is not None
         levels = facts.levels
     elif choice.kind == "positive":
-        assert facts.log_mean is not None
-        assert facts.log_spread is not None
-        location, scale = facts.log_mean, facts.log_spread
+        location, scale = log_moments(facts)
     elif choice.kind in ("real", "date", "count"):
         assert facts.mean is not None
         assert facts.spread is not None
@@ -218,6 +220,7 @@ def rescaled_facts(facts: Facts, factor: float, offset: float) -> Facts:
         log_spread=facts.log_spread if positive else None,
         decimals=None,
         zeros=facts.zeros if positive else 0,
+        zero_share=facts.zero_share if positive else 0.0,
         least=None if facts.least is None or not positive else factor * facts.least,
     )
 
@@ -262,9 +265,16 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
     if column.kind == "positive":
         checks.append(
             (
-                values <= 0 if column.zero is None else values < 0,
+                values <= 0,
                 "is not positive, so it has no logarithm",
                 "are not positive, so they have no logarithm",
+                _fix(column),
+            )
+            if column.zero is None
+            else (
+                values < 0,
+                "is negative, so it has no logarithm",
+                "are negative, so they have no logarithm",
                 _fix(column),
             )
         )

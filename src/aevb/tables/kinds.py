@@ -28,6 +28,10 @@ CLEAR = 0.01  # nats per row by which a logarithm must be better
 BETTER, DECISIVE = 0.05, 10.0
 SPIKE = 0.2  # a share of equal cells that the reason of a density mentions
 MOST_DECIMALS = 6  # numbers with more decimals have no fixed number of them
+FEW_ZEROS = 0.05  # the largest share of zeros that a positive column may have
+ZEROS_RAISE = 1.5  # the most by which they may raise the variance of its logarithms
+LOWEST = 8.0  # standard deviations of the logarithms below which none may lie
+NO_SIZE = 1e-3  # the part of its standard deviation below which a positive number is as good as 0
 SMOOTH = 10  # whole numbers with a larger standard deviation may be modelled as a density
 # Levels that may mark missing cells. They are levels, because in some columns they say something.
 MARKS = ("unknown", "missing", "none", "null", "?", "-", "n.a.", "k.a.", "not available")
@@ -51,7 +55,7 @@ class Facts:
     ``levels`` are the distinct values, in their order, if there are at most ``MOST_ASKED`` (for
     numbers ``MOST_LEVELS``). Moments are None if they do not exist. If all numbers are positive but
     for ``zeros`` of them, ``least`` is the smallest positive one, and the moments of the logarithms
-    read a zero as ``least / 2``.
+    are those of the positive numbers alone.
     """
 
     type: str
@@ -75,12 +79,20 @@ class Facts:
     # Older files lack these. A run of an older version has the same schema in spite of it.
     decimals: int | None = field(default=None, compare=False)  # of the numbers; None if too many
     zeros: int = field(default=0, compare=False)
+    zero_share: float = field(default=0.0, compare=False)  # of the known cells
     least: float | None = field(default=None, compare=False)
 
     @property
     def form(self) -> Amounts | DateTexts | None:
         """The form of numbers or dates that are written as text; None without one."""
         return self.amounts or self.dates
+
+    @property
+    def not_negative(self) -> bool:
+        """Whether filled and drawn numbers are at least 0: some cells are 0, or as good as that."""
+        if self.low is None or self.spread is None:
+            return False
+        return self.zeros > 1 or 0 < self.low < NO_SIZE * self.spread
 
     @property
     def constant(self) -> bool:
@@ -128,11 +140,7 @@ def facts_of(cells: Cells, form: Amounts | DateTexts | None = None) -> Facts:
     logs = np.log(values[values > 0]) if values.min() >= 0 else np.zeros(0)
     zeros = len(values) - len(logs) if len(logs) else 0
     least = float(values[values > 0].min()) if zeros else None
-    log_mean, log_spread = (
-        log_moments(float(logs.mean()), float(logs.std()), len(logs), zeros, least)
-        if len(logs)
-        else (None, None)
-    )
+    log_mean, log_spread = (float(logs.mean()), float(logs.std())) if len(logs) else (None, None)
     return Facts(
         cells.type,
         rows,
@@ -153,22 +161,20 @@ def facts_of(cells: Cells, form: Amounts | DateTexts | None = None) -> Facts:
         dates=form if isinstance(form, DateTexts) else None,
         decimals=decimals_of(values),
         zeros=zeros,
+        zero_share=zeros / len(values),
         least=least,
     )
 
 
-def log_moments(
-    mean: float, spread: float, count: int, zeros: int, least: float | None
-) -> tuple[float, float]:
-    """Mean and standard deviation of the logarithms of ``count`` positive numbers and some zeros.
-
-    ``mean`` and ``spread`` are those of the positive numbers alone. A zero is read as least / 2.
-    """
-    if least is None:
-        return mean, spread
-    share, at = zeros / (zeros + count), math.log(least / 2)
-    variance = (1 - share) * (spread**2 + share * (mean - at) ** 2)
-    return mean + share * (at - mean), math.sqrt(variance)
+def log_moments(facts: Facts) -> tuple[float, float]:
+    """Mean and standard deviation of the logarithms of a column; a zero is read as least / 2."""
+    assert facts.log_mean is not None
+    assert facts.log_spread is not None
+    if facts.least is None:
+        return facts.log_mean, facts.log_spread
+    share, apart = facts.zero_share, math.log(2) + facts.log_mean - math.log(facts.least)
+    variance = (1 - share) * (facts.log_spread**2 + share * apart**2)
+    return facts.log_mean - share * apart, math.sqrt(variance)
 
 
 def decimals_of(values: np.ndarray) -> int | None:
@@ -251,7 +257,7 @@ def _chosen(cells: Cells, facts: Facts) -> Choice:
     if facts.type in ("date", "datetime"):
         return Choice("date", "Normal", "dates, in days" if facts.dates is None else "in days")
     choice = _choose_number(cells.values[~cells.missing].astype(float), facts, known)
-    if choice.kind in ("real", "positive") and facts.spike_share >= SPIKE:
+    if choice.kind in ("real", "positive") and facts.spike_share >= SPIKE and not facts.zeros:
         spike = f"{facts.spike_share:.0%} of the cells are {facts.spike:g}"
         return Choice(choice.kind, choice.likelihood, f"{choice.reason}; {spike}")
     return choice
@@ -377,7 +383,7 @@ def _choose_number(values: np.ndarray, facts: Facts, known: int) -> Choice:
         return _choose_whole(values, facts, known)
     if facts.distinct <= FEW and known >= 5 * facts.distinct:
         return _few_values(facts)
-    return _choose_density(facts, "all positive")
+    return _choose_density(values, facts, "all positive")
 
 
 def _few_values(facts: Facts) -> Choice:
@@ -386,14 +392,16 @@ def _few_values(facts: Facts) -> Choice:
     )
 
 
-def _choose_density(facts: Facts, what: str) -> Choice:
+def _choose_density(values: np.ndarray, facts: Facts, what: str) -> Choice:
     assert facts.low is not None
     if facts.low < 0:
         return Choice("real", "Normal", "negative values")
     if facts.zeros:
         what = f"all positive but {facts.zeros} zero{'s' * (facts.zeros > 1)}"
     gain = log_normal_gain(facts)
-    if gain > CLEAR:
+    if gain > CLEAR and (why := why_no_logarithms(values, facts)) is not None:
+        choice = Choice("real", "Normal", f"{what}: {why} for a LogNormal")
+    elif gain > CLEAR:
         choice = Choice(
             "positive", "LogNormal", f"{what}: LogNormal beats Normal by {gain:.2f} nats/row"
         )
@@ -405,24 +413,59 @@ def _choose_density(facts: Facts, what: str) -> Choice:
     return replace(choice, reason=f"{choice.reason}; {told}") if told else choice
 
 
+def why_no_logarithms(values: np.ndarray, facts: Facts) -> str | None:
+    """Say why a LogNormal would have wrong moments, whatever its likelihood; None if it has not.
+
+    Its likelihood gains from a high density at zeros and at tiny numbers. Their logarithms lie far
+    below the others, and make σ, and with it the mean exp(μ + σ²/2), too large.
+    """
+    if facts.log_mean is None or not facts.log_spread:
+        return None
+    if facts.zero_share > FEW_ZEROS:
+        return "too many zeros"
+    if facts.zeros and log_moments(facts)[1] ** 2 > ZEROS_RAISE * facts.log_spread**2:
+        return "zeros too far below the other logarithms"
+    least = facts.low if facts.least is None else facts.least
+    assert least is not None
+    assert facts.high is not None
+    if facts.log_mean + facts.log_spread**2 / 2 > math.log(facts.high):
+        return "logarithms that differ too much"  # the mean would lie above the largest number
+    low, middle, high = np.quantile(np.log(values[values > 0]), (0.16, 0.5, 0.84))
+    # Either distance is the standard deviation of a normal distribution; tails do not change it.
+    if middle - math.log(least) > LOWEST * max(middle - low, high - middle):
+        return f"the smallest, {least:g}, too far below the other logarithms"
+    return None
+
+
 def zeros_text(facts: Facts, kind: str) -> str:
     """How a density treats the zeros of a column without negative numbers; "" without zeros."""
-    if facts.least is None:
+    if kind == "positive" and facts.least is not None:
+        told = f"a zero is read as {facts.least / 2:g}, half of the smallest positive number"
+        many = "; with so many zeros, filled and drawn cells are far too large"
+        return told + many * (facts.zero_share > FEW_ZEROS)
+    if kind != "real" or not facts.not_negative:
         return ""
-    if kind == "positive":
-        return f"a zero is read as {facts.least / 2:g}, half of the smallest positive number"
-    return "filled and drawn cells are not negative" if kind == "real" and facts.zeros > 1 else ""
+    many = (
+        f"; {facts.zero_share:.0%} of the cells are 0; to model them apart, split the column in "
+        f"two: whether a cell is 0, and its amount, missing where it is 0"
+    )
+    return "filled and drawn cells are not negative" + many * (facts.zero_share > FEW_ZEROS)
 
 
 def log_normal_gain(facts: Facts) -> float:
-    """Maximised log-likelihood per row of LogNormal minus that of Normal.
+    """Maximised log-likelihood per positive cell of LogNormal minus that of Normal.
 
-    Both are −log σ − ½ log 2πe of their own σ; the logarithm adds the Jacobian −E[log x].
+    Both are −log σ − ½ log 2πe of their own σ; the logarithm adds the Jacobian −E[log x]. Zeros do
+    not count: a LogNormal has no density there.
     """
     if facts.log_mean is None or not facts.log_spread:
         return -math.inf
+    assert facts.mean is not None
     assert facts.spread is not None
-    return math.log(facts.spread) - math.log(facts.log_spread) - facts.log_mean
+    known = 1 - facts.zero_share
+    # The variance of the positive cells alone, whose mean is mean / known.
+    spread = math.sqrt(max(facts.spread**2 - (1 - known) * facts.mean**2 / known, 0.0) / known)
+    return math.log(spread) - math.log(facts.log_spread) - facts.log_mean if spread else -math.inf
 
 
 def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
@@ -449,7 +492,7 @@ def _choose_whole(values: np.ndarray, facts: Facts, known: int) -> Choice:
         normal = -math.log(facts.spread) - 0.5 * math.log(2 * math.pi * math.e)
         skewed = -math.inf if facts.zeros else normal + log_normal_gain(facts)
         if max(normal, skewed) >= count - BETTER:
-            return _choose_density(facts, "large whole numbers")
+            return _choose_density(values, facts, "large whole numbers")
     gain = negative - poisson
     if gain * known <= math.log(known):  # twice the penalty of one more parameter
         return Choice("count", "Poisson", "counts: no more spread than Poisson")
@@ -517,6 +560,8 @@ def why_not(facts: Facts, kind: str) -> str | None:
             return "its cells are no numbers"
         if kind == "positive" and facts.log_mean is None:
             return f"its smallest value is {facts.low:g}, which has no logarithm"
+        if kind == "positive" and facts.least is not None and not facts.least / 2:
+            return f"half of its smallest positive number, {facts.least:g}, is 0"
         if kind == "count" and not (facts.whole and (facts.low or 0) >= 0):
             return "its values are not all whole numbers from 0 on"
         return None
@@ -530,7 +575,9 @@ def why_not(facts: Facts, kind: str) -> str | None:
 
 def asked(facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
     """The choice of a user."""
-    return with_remarks(Choice(kind, likelihood or LIKELIHOODS[kind], "as asked"), facts)
+    many = kind == "positive" and facts.zero_share > FEW_ZEROS
+    reason = f"as asked; {zeros_text(facts, kind)}" if many else "as asked"
+    return with_remarks(Choice(kind, likelihood or LIKELIHOODS[kind], reason), facts)
 
 
 def levels_text(levels: Sequence[Any], width: int = 40) -> str:

@@ -38,7 +38,6 @@ from aevb.tables.kinds import (
     choose,
     decimals_of,
     infinite_error,
-    log_moments,
     number_levels,
     ordered_levels,
     with_remarks,
@@ -258,12 +257,10 @@ class Numbers(Gathered):
         mean, spread = self.moments.mean, self.moments.spread
         largest = max(abs(self.low), abs(self.high))
         check_moments(self.like.name, mean, spread, largest, distinct)
-        logs, known, log_mean, log_spread = self.logs, self.rows - self.missing, None, None
+        logs, known = self.logs, self.rows - self.missing
         positive = self.low >= 0 and logs.count > 0
         zeros = known - logs.count if positive else 0
         least = self.least if zeros else None
-        if positive:
-            log_mean, log_spread = log_moments(logs.mean, logs.spread, logs.count, zeros, least)
         return Facts(
             self.type,
             self.rows,
@@ -276,12 +273,13 @@ class Numbers(Gathered):
             high=self.high,
             mean=mean,
             spread=spread,
-            log_mean=log_mean,
-            log_spread=log_spread,
+            log_mean=logs.mean if positive else None,
+            log_spread=logs.spread if positive else None,
             spike=float(numbers[times.argmax()]),
             spike_share=float(times.max() / times.sum()),
             decimals=self.decimals,
             zeros=zeros,
+            zero_share=zeros / known,
             least=least,
         )
 

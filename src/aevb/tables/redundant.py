@@ -10,6 +10,7 @@ import numpy as np
 
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.columns import Column
+from aevb.tables.kinds import MOST_LEVELS
 
 ROWS = 1000  # at most, that are compared
 ENOUGH = 20  # rows that differ from the most frequent cells, without which nothing is said
@@ -60,15 +61,18 @@ def warn_of_repeated(columns: Sequence[Column], cells: Sequence[np.ndarray]) -> 
 
 def repeated(columns: Sequence[Column], cells: Sequence[np.ndarray]) -> list[Repeated]:
     """The columns that repeat an earlier one, each with the first one that it repeats."""
-    groups: list[list[tuple[Column, np.ndarray]]] = [[], []]
+    numbers: list[tuple[Column, np.ndarray]] = []
+    levels: list[tuple[Column, np.ndarray]] = []
     for column, values in zip(columns, cells, strict=True):
-        numeric = column.facts.low is not None
-        if numeric and column.listed:  # positions
-            levels = np.array([*column.levels, np.nan], dtype=float)
-            values = levels[np.where(np.isnan(values), -1, values).astype(int)]
-        groups[numeric].append((column, values))
+        if column.listed:  # positions
+            levels.append((column, values))
+        if column.facts.low is not None:
+            if column.listed:
+                each = np.array([*column.levels, np.nan], dtype=float)
+                values = each[np.where(np.isnan(values), -1, values).astype(int)]
+            numbers.append((column, values))
     found: dict[str, Repeated] = {}
-    for group, relation in zip(groups, (_same_levels, _linear), strict=True):
+    for group, relation in ((numbers, _linear), (levels, _same_levels)):
         for i, j in _alike([values for _, values in group], ordered=relation is _linear):
             (first, a), (second, b) = group[i], group[j]
             if first.name in found or second.name in found:
@@ -129,30 +133,50 @@ def _linear(first: Column, second: Column, a: np.ndarray, b: np.ndarray) -> Repe
             if written and np.allclose(y[near], x[near], rtol=1e-9, atol=0):
                 how = f"equals {first.name!r}"
             elif written:
-                plus = f" {'-' if start < 0 else '+'} {abs(start):.4g}" * (
-                    abs(start) > NEAR * spread
-                )
-                times = "" if abs(slope - 1) < 1e-9 else f"{slope:.4g} · "
-                how = f"is {times}{first.name!r}{plus}"
+                start *= abs(start) > NEAR * spread
+                how = f"is {_line(first, second, slope, start)}"
             return Repeated(second.name, first.name, how, int(near.sum()), len(x))
     return None
 
 
+def _line(first: Column, second: Column, slope: float, start: float) -> str:
+    """Write slope · first + start; dates are days since 1970-01-01."""
+    times = "" if abs(slope - 1) < 1e-9 else f"{slope:.4g} · "
+    name = repr(first.name)
+    if first.kind == "date" and second.kind != "date":
+        return f"{times}the days of {name} since {_day(-start / slope)}"
+    if second.kind == "date" and first.kind != "date":
+        return f"{_day(start)} + {times}{name} days"
+    days = " days" * (first.kind == "date")
+    if abs(slope + 1) < 1e-9:
+        return f"{start:.4g}{days} - {name}" if start else f"-{name}"
+    plus = f" {'-' if start < 0 else '+'} {abs(start):.4g}{days}" if start else ""
+    return f"{times}{name}{plus}"
+
+
+def _day(days: float) -> str:
+    return str(np.datetime64(round(days), "D"))
+
+
 def _same_levels(first: Column, second: Column, a: np.ndarray, b: np.ndarray) -> Repeated | None:
     """Whether the levels of two columns belong together one to one, in nearly all rows."""
-    rest = _unusual(a, b)
-    if rest.sum() < ENOUGH:
+    if len(a) < ENOUGH:
         return None
-    _, x = np.unique(a, return_inverse=True)
-    _, y = np.unique(b, return_inverse=True)
-    times = np.zeros((x.max() + 1, y.max() + 1))
-    np.add.at(times, (x, y), 1)
-    same = (times.argmax(1)[x] == y) & (times.argmax(0)[y] == x)
-    if same[rest].mean() < SHARE:
+    x, y = a.astype(int), b.astype(int)
+    if (x.max() + 1) * (y.max() + 1) > MOST_LEVELS**2:
+        x, y = (np.unique(each, return_inverse=True)[1] for each in (x, y))
+    wide = y.max() + 1
+    times = np.bincount(x * wide + y, minlength=(x.max() + 1) * wide).reshape(-1, wide)
+    most, usual = times.argmax(1), (times.sum(1).argmax(), times.sum(0).argmax())
+    # Pairs of levels that are each the most frequent one beside the other.
+    pairs = [(i, j) for i, j in enumerate(most.tolist()) if times[:, j].argmax() == i]
+    same = sum(times[pair] for pair in pairs)
+    rest, alike = len(x) - times[usual], same - times[usual] * (usual in pairs)
+    if rest < ENOUGH or alike < SHARE * rest:
         return None
-    equal = first.levels == second.levels and bool((a == b)[same].all())
+    equal = first.levels == second.levels and int((a == b).sum()) >= same
     how = f"equals {first.name!r}" if equal else f"says the same as {first.name!r}"
-    return Repeated(second.name, first.name, how, int(same.sum()), len(a))
+    return Repeated(second.name, first.name, how, int(same), len(a))
 
 
 def _unusual(a: np.ndarray, b: np.ndarray) -> np.ndarray:

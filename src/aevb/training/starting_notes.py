@@ -9,7 +9,8 @@ import torch
 from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
 from aevb.data.small_scales import note_small_scales
-from aevb.data.unscaled import note_unscaled
+from aevb.data.sources import Source
+from aevb.data.unscaled import moments_of, note_unscaled
 from aevb.declare.families import Exact
 from aevb.estimate.batch import Batch
 from aevb.model import Model
@@ -21,6 +22,8 @@ from aevb.training.job import Job, has_hidden_layers
 from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
 from aevb.training.settings import penalties_of
 from aevb.training.trained_factors import known_everywhere
+
+MOST_ROWS, MOST_ENTRIES = 512, 2**22  # of the rows whose scale is examined
 
 PREPARED = {
     "dequantise": "dequantised to (0, 1): (x + u) / 256, with u uniform on [0, 1)",
@@ -58,9 +61,9 @@ def notes_at_start(job: Job) -> Iterator[Event]:
         yield Event(events.REPEATED, "data", text)
     for text in job.markers:
         yield Event(events.MARKER, "data", text)
-    first = job.source.take(torch.arange(min(LOOK, job.source.n)))
-    gradients = job.settings.schedule.objective == "bound"
-    yield from notes_on_scales(job.model, first, gradients=gradients)
+    # Trained networks no longer start near mean 0 and scale 1.
+    new = job.settings.schedule.objective == "bound" and not job.model.teaching.trained
+    yield from notes_on_scales(job.model, rows_for_scales(job.source), new=new)
     if job.compiling is not None and job.compiling.compile:
         yield Event(events.COMPILED, "run", str(job.compiling))
     if slower := private_torch.slower():
@@ -85,17 +88,25 @@ def notes_at_start(job: Job) -> Iterator[Event]:
         yield Event(events.IN_BATCHES, "run", text)
 
 
-def notes_on_scales(model: Model, rows: Batch, *, gradients: bool = True) -> Iterator[Event]:
+def rows_for_scales(source: Source) -> Batch:
+    """Return rows that lie evenly over the data, few enough to be read in no time."""
+    each = sum(value.numel() for value in source.take(torch.arange(1)).values())
+    count = min(source.n, MOST_ROWS, max(2, MOST_ENTRIES // each))
+    return source.take(torch.linspace(0, source.n - 1, count, dtype=torch.float64).round().long())
+
+
+def notes_on_scales(model: Model, rows: Batch, *, new: bool = True) -> Iterator[Event]:
     """Return events about data on a scale for which the model is not made.
 
-    ``gradients`` says that steps on the bound train the model, rather than exact methods.
+    ``new`` says that steps on the bound train networks from their start, rather than exact methods.
     """
     for text in note_narrow_starts(model.graph, rows):
         yield Event(events.NARROW_START, "p", text)
-    for name, text, remedy in note_small_scales(model.graph, rows):
+    columns = moments_of(model.graph, rows)
+    for name, text, remedy in note_small_scales(model.graph, columns):
         yield Event(events.SMALL_SCALE, name, text, remedy)
-    if gradients and has_hidden_layers(model):
-        for name, text, remedy in note_unscaled(model.graph, rows):
+    if new and has_hidden_layers(model):
+        for name, text, remedy in note_unscaled(model.graph, columns):
             yield Event(events.UNSCALED, name, text, remedy)
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from aevb.data.repeated_values import LOOK
 from aevb.estimate.metric_names import latent_of
 from aevb.training.job import Job
 from aevb.training.objective import Objective
-from aevb.training.starting_notes import notes_on_scales
+from aevb.training.starting_notes import notes_on_scales, rows_for_scales
 from aevb.training.step_inputs import Inputs
 
 
@@ -113,8 +112,7 @@ def advice(job: Job, step: int) -> str:
 
 def scale_at_fault(job: Job) -> str | None:
     """Return a sentence that blames the scale of the data for a failure, if it is odd."""
-    rows = job.source.take(torch.arange(min(LOOK, job.source.n)))
-    found = next(notes_on_scales(job.model, rows), None)
+    found = next(notes_on_scales(job.model, rows_for_scales(job.source)), None)
     return None if found is None else f" The scale of the data is the probable cause: {found}"
 
 
