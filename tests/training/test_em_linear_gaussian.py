@@ -20,7 +20,7 @@ from aevb.training.em import Regressions
 from aevb.training.em import moments as em_moments
 from aevb.training.em.acceleration import Ascent
 from aevb.training.em.factors import Rows
-from aevb.training.em.starts import principal_components
+from aevb.training.em.starts import principal_factors
 from aevb.training.loop import Training
 
 
@@ -406,18 +406,29 @@ def test_a_fresh_model_starts_from_the_data_and_another_from_its_own_weights(tmp
     assert model.fresh(3).untouched()
 
 
-def test_principal_components_are_the_posterior_of_probabilistic_pca():
+def test_principal_factors_are_the_posterior_of_factor_analysis():
+    loadings = torch.tensor([2.0, 1.0, -1.0, 0.5, 3.0], dtype=torch.float64)
+    noise = torch.tensor([1.0, 0.5, 2.0, 0.3, 4.0], dtype=torch.float64)
+    gain, variances = principal_factors(torch.outer(loadings, loadings) + noise.diag(), 1)
+    expected = 1 / (1 + (loadings.square() / noise).sum())
+    torch.testing.assert_close(variances[0], expected, rtol=1e-3, atol=0)
+    expected = expected * loadings / noise
+    torch.testing.assert_close(gain[0] * gain[0, 0].sign(), expected, rtol=0, atol=1e-3)
+    # more latents than columns
+    gain, variances = principal_factors(torch.eye(2, dtype=torch.float64), 3)
+    assert gain.shape == (3, 2)
+    assert float(variances[2]) == 1.0
+    assert bool((gain[:2].norm(dim=1) > 0).all())
+
+
+def test_of_wide_data_they_are_the_posterior_of_probabilistic_pca(monkeypatch):
+    monkeypatch.setattr("aevb.training.em.starts.WIDE", 3)
     values = torch.tensor([5.0, 3.0, 1.0, 1.0], dtype=torch.float64)
-    gain, variances = principal_components(values.diag(), 2)
+    gain, variances = principal_factors(values.diag(), 2)
     torch.testing.assert_close(variances, 1 / values[:2])
     torch.testing.assert_close(
         gain.abs(), torch.eye(2, 4, dtype=torch.float64) * ((values - 1).sqrt() / values)
     )
-    # more latents than columns
-    gain, variances = principal_components(torch.eye(2, dtype=torch.float64), 3)
-    assert gain.shape == (3, 2)
-    assert float(variances[2]) == 1.0
-    assert bool((gain[:2].norm(dim=1) > 0).all())
 
 
 def test_a_hierarchy_starts_above_a_random_one():

@@ -106,7 +106,7 @@ class FactorAnalysis(
         return self._train(
             build,
             data,
-            seed=0,  # EM starts at the principal components, so nothing is random
+            seed=0,  # EM starts at principal factors, so nothing is random
             schedule=em(tol=self.tol),
             steps=check_count("max_iter", self.max_iter),
         )

@@ -120,7 +120,7 @@ class em(Schedule):
         tol: EM converges when the last three iterations together raised the mean evidence by less
             than ``tol`` nats; with 0 it always takes all steps.
         start: Chooses the initial parameters. "data" computes them from the data (principal
-            components, k-means++ with the run's seed). "keep" takes the model's parameters, and
+            factors, k-means++ with the run's seed). "keep" takes the model's parameters, and
             moves the biases to the means of the data if that raises the evidence. "auto" is "data"
             if p is as it was initialised, and "keep" if it was trained, loaded or set.
         accelerate: Extrapolate from earlier iterations if that does not lower the evidence; False

@@ -15,7 +15,7 @@ from aevb.training.em.columns import Columns
 from aevb.training.em.factors import Rows, Statistics
 from aevb.training.em.gaussian_parameters import Parameters
 from aevb.training.em.moments import Design, Moments
-from aevb.training.em.starts import principal_components
+from aevb.training.em.starts import principal_factors
 
 
 class Regressions(Parameters):
@@ -119,9 +119,9 @@ class Regressions(Parameters):
         return vector
 
     def from_data(self, own: Tensor, seed: int) -> Tensor:
-        """Run an M-step after an E-step that replaces latents by principal components.
+        """Run an M-step after an E-step that replaces latents by principal factors.
 
-        The principal components are those of the variables that read the latent.
+        The factors are those of the variables that read the latent.
         """
         second = self.moments.observed()
         done = {0, *(int(i) for name in self.moments.data for i in self.places[name])}
@@ -158,7 +158,7 @@ class Regressions(Parameters):
                     @ torch.linalg.pinv(others @ second @ others.mT, hermitian=True)
                     @ others
                 )
-            found, variances = principal_components(rows @ second @ rows.mT, len(place))
+            found, variances = principal_factors(rows @ second @ rows.mT, len(place))
             gain[place], covariance[place, place] = found @ rows, variances
             done |= set(place.tolist())
         n = float(len(self.rows))

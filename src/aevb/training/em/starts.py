@@ -1,4 +1,4 @@
-"""Initial parameters for EM: principal components for Gaussian latents, k-means++ for clusters."""
+"""Initial parameters for EM: factor analysis for Gaussian latents, k-means++ for clusters."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ import torch
 from torch import Tensor
 
 SAMPLE, TRIES, ROUNDS = 10_000, 4, 30  # rows for k-means, its restarts, and its iterations at most
+# Rounds of factor analysis, for at most WIDE columns, and the least share of noise in a variance.
+FACTOR_ROUNDS, WIDE, LEAST_NOISE = 20, 256, 1e-4
 
 
-def principal_components(covariance: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Posterior of probabilistic PCA for data of this covariance.
+def principal_factors(covariance: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Posterior of factor analysis for data of this covariance, after a few rounds.
 
+    A round computes the loadings for known variances of the noise, and then the noise for these
+    loadings; of many columns, only the first round is made, with equal noise (probabilistic PCA).
     Returns the gain [size, d] and the variances [size] of ``size`` latents. Every latent explains
     some variance, and the noise is positive: EM cannot leave a point where either is zero.
     """
-    values, vectors = torch.linalg.eigh(covariance)
-    values, vectors = values.flip(0).clamp_min(0.0), vectors.flip(1)
-    count = min(size, len(values))
-    noise = torch.cat([values[count:], 0.05 * values.mean(0, keepdim=True)])
-    noise = noise[:-1].mean().maximum(noise[-1]) if len(noise) > 1 else noise[-1]
-    noise = noise.clamp_min(torch.finfo(values.dtype).tiny)
-    top = values[:count].maximum(1.01 * noise)
-    gain = covariance.new_zeros(size, len(values))
-    gain[:count] = vectors[:, :count].mT * ((top - noise).sqrt() / top).unsqueeze(1)
-    return gain, torch.cat([noise / top, covariance.new_ones(size - count)])
+    variances, least = covariance.diagonal(), torch.finfo(covariance.dtype).tiny
+    wide = len(variances) > WIDE
+    count = min(size, len(variances))
+    noise = variances.clamp_min(least)
+    if wide:
+        values = torch.linalg.eigvalsh(covariance)
+        noise = torch.full_like(
+            noise, max(float(values[:-count].mean()), 0.05 * float(values.mean()), least)
+        )
+    for left in reversed(range(1 if wide else FACTOR_ROUNDS)):
+        scale = noise.sqrt()
+        values, vectors = torch.linalg.eigh(covariance / scale / scale.unsqueeze(1))
+        top, vectors = values.flip(0)[:count].clamp_min(1.01), vectors.flip(1)[:, :count]
+        if left:
+            loadings = scale.unsqueeze(1) * vectors * (top - 1.0).sqrt()
+            noise = variances - loadings.square().sum(1)
+            noise = noise.maximum(LEAST_NOISE * variances).clamp_min(least)
+    gain = covariance.new_zeros(size, len(variances))
+    gain[:count] = (vectors * ((top - 1.0).sqrt() / top) / scale.unsqueeze(1)).mT
+    return gain, torch.cat([1.0 / top, covariance.new_ones(size - count)])
 
 
 def cluster_centres(rows: Tensor, count: int, seed: int, known: Tensor | None = None) -> Tensor:
