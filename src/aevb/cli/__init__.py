@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -94,6 +96,12 @@ app.command(rich_help_panel="Runs")(card_command.card)
 app.command(rich_help_panel="Runs")(share.push)
 app.command(rich_help_panel="Runs")(share.pull)
 app.command(rich_help_panel="Runs")(reproduce.reproduce)
+
+
+@cache
+def command() -> Callable[[], None]:
+    """Build the commands once for a process that runs several."""
+    return typer.main.get_command(app)
 
 
 def main() -> None:
@@ -190,7 +198,7 @@ def _run() -> int:
 
 def _exit_code() -> int:
     try:
-        app()
+        command()()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt as error:  # raised outside the part that typer handles
