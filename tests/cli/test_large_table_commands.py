@@ -70,10 +70,16 @@ def lower(monkeypatch):
 MARKS = ["--missing", "unknown", "--missing", "-9"]
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize(
-    ("command", "options"),
-    [("score", []), ("impute", ["--std"]), ("cluster", [])],
+    ("command", "options", "ending"),
+    [
+        ("score", [], "csv"),
+        ("impute", ["--std"], "parquet"),
+        ("cluster", [], "csv"),
+        pytest.param("score", [], "parquet", marks=pytest.mark.slow),
+        pytest.param("impute", ["--std"], "csv", marks=pytest.mark.slow),
+        pytest.param("cluster", [], "parquet", marks=pytest.mark.slow),
+    ],
 )
 def test_results_equal_those_of_a_table_in_memory(
     here, monkeypatch, capsys, command, options, ending

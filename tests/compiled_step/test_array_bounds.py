@@ -44,6 +44,7 @@ def test_a_sum_is_stored_where_it_belongs_and_nowhere_else():
     torch.testing.assert_close(wrapped(*arguments)[0], total(*arguments)[0], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_code_that_writes_past_the_end_is_not_used(monkeypatch):
     monkeypatch.setattr(fusing, "corrected", nullcontext)  # torch's compiler as it is
     arguments, function, code = compiled(3)

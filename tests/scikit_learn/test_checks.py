@@ -15,20 +15,22 @@ from aevb.sklearn import (
 
 ESTIMATORS = [
     FactorAnalysis(),
-    FactorAnalysis(2),
-    MixtureClusterer(3),
     MixtureClusterer(2, covariance_type="full"),
-    MixtureClusterer(2, covariance_type="tied"),
     VariationalAutoencoder(max_iter=5),
     TableDensity(),
     LatentImputer(),
-    LatentImputer(FactorAnalysis(2)),
-    LatentImputer(MixtureClusterer(2, covariance_type="full")),
     DensityOutlierDetector(),
-    DensityOutlierDetector(MixtureClusterer(2)),
-    DensityOutlierDetector(VariationalAutoencoder(max_iter=5)),
     SemiSupervisedClassifier(max_iter=20),
     SemiSupervisedClassifier(max_iter=20, missing_label=None),
+]
+VARIANTS = [
+    FactorAnalysis(2),
+    MixtureClusterer(3),
+    MixtureClusterer(2, covariance_type="tied"),
+    LatentImputer(FactorAnalysis(2)),
+    LatentImputer(MixtureClusterer(2, covariance_type="full")),
+    DensityOutlierDetector(MixtureClusterer(2)),
+    DensityOutlierDetector(VariationalAutoencoder(max_iter=5)),
 ]
 
 
@@ -43,7 +45,19 @@ def _expected_failures(estimator):
 
 
 # Some checks use a few rows that repeat, so a cluster is as narrow as EM allows.
-@pytest.mark.filterwarnings("ignore:.*at its lower limit:aevb.runtime.checked_files.DataWarning")
+repeated_rows = pytest.mark.filterwarnings(
+    "ignore:.*at its lower limit:aevb.runtime.checked_files.DataWarning"
+)
+
+
+@repeated_rows
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=_expected_failures, xfail_strict=True)
 def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.slow
+@repeated_rows
+@parametrize_with_checks(VARIANTS)
+def test_checks_of_variants(estimator, check):
     check(estimator)

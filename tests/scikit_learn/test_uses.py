@@ -144,8 +144,8 @@ def test_scores_of_a_gaussian_are_its_standardised_log_density():
 
 
 def test_a_row_without_known_cells_is_no_outlier():
-    detector = DensityOutlierDetector(random_state=0).fit(holes(WINE))
-    empty = np.full((1, 13), np.nan)
+    detector = DensityOutlierDetector(random_state=0).fit(holes(WINE[:80, :4]))
+    empty = np.full((1, 4), np.nan)
     assert detector.score_samples(empty).tolist() == [0.0]
     assert detector.predict(empty).tolist() == [1]
 
@@ -384,4 +384,4 @@ def test_array_dispatch_changes_nothing():
         text=True,
         check=False,
     )
-    assert done.stdout.endswith("15 checked\n"), done.stderr
+    assert done.stdout.endswith("8 checked\n"), done.stderr

@@ -80,7 +80,13 @@ WEIGHTED = (
 )
 
 
-@pytest.mark.parametrize("options", ["", WEIGHTED], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("", id="plain"),
+        pytest.param(WEIGHTED, id="weighted", marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_train_what_one_trains(files, options):
     found = []
     for processes in (1, 2):

@@ -83,7 +83,14 @@ def advance(whole, trainings, count):
         whole.advance(trainings[0].settings.schedule.phase(0, 1), 0, whole.inputs(0))
 
 
-@pytest.mark.parametrize("name", [name for name in TOGETHER if name != "bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "particles, score"))
+        for name in TOGETHER
+        if name != "bfloat16"
+    ],
+)
 def test_models_as_one_are_the_models_alone(name):
     alone, one = trainings(name), trainings(name)
     whole = together(one)

@@ -142,6 +142,7 @@ def test_a_recipe_can_be_followed(title: str, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_all_recipes_together_pass_the_linters(tmp_path: Path) -> None:
     """Lint, format, types and the order of packages, as ``make lint`` checks them."""
     tree = copy(tmp_path)
@@ -200,6 +201,7 @@ def test_every_file_that_the_page_names_is_there() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+@pytest.mark.slow
 def test_the_profile_of_a_step_runs(tmp_path: Path) -> None:
     code = re.search(r"## Profile a step\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
     assert code is not None

@@ -8,7 +8,10 @@ from interpreter.faults import FAULTS, noticed
 from interpreter.random_declarations import random_declaration
 
 
-@pytest.mark.parametrize("first", range(0, 150, 15))
+@pytest.mark.parametrize(
+    "first",
+    [*range(0, 75, 15), *(pytest.param(k, marks=pytest.mark.slow) for k in range(75, 150, 15))],
+)
 def test_random_models_agree_with_the_interpreter(first):
     made = 0
     for seed in range(first, first + 15):
