@@ -451,3 +451,12 @@ def test_a_short_recipe_leaves_the_models_usual_rate(tmp_path, monkeypatch, caps
         "run.toml has unknown settings: stpes. Did you mean 'steps'? The settings are"
         in capsys.readouterr().err
     )
+
+
+def test_the_few_steps_of_small_data_are_noted():
+    said = "By default fit makes at most 200 epochs, and with these data that is only 200 steps"
+    model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()}, seed=0)
+    rows = {"x": torch.randn(8, 2, generator=torch.Generator().manual_seed(0))}
+    (note,) = fit(model, rows, progress=False).notes
+    assert note.startswith(said)
+    assert fit(model, rows, steps=200, progress=False).notes == ()

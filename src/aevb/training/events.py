@@ -26,6 +26,7 @@ SMALL_SCALE = "small scale"  # the fixed scale of a likelihood is far below the 
 UNSCALED = "unscaled data"  # the data are far from mean 0 and standard deviation 1
 MARKER = "marker of missing values"  # a number such as -999 repeats far outside the others
 OBJECTIVE = "objective"  # the run maximises something else than the bound
+FEW_STEPS = "few steps"  # small data, for which the default number of epochs has few steps
 WINDOWS = "windows"  # truncated back-propagation through time
 FELL_BACK = "bound fell back"
 ONE_SAMPLE = "one sample"

@@ -23,6 +23,7 @@ from aevb.training.purity import UNKNOWN_HOOKS, why_not_recorded
 from aevb.training.settings import penalties_of
 from aevb.training.trained_factors import known_everywhere
 
+FEW_STEPS = 1000  # of a run whose length is the default
 MOST_ROWS, MOST_ENTRIES = 512, 2**22  # of the rows whose scale is examined
 
 PREPARED = {
@@ -55,6 +56,7 @@ def notes_at_start(job: Job) -> Iterator[Event]:
                 f"the gradient leaves out how these draws depend on p."
             )
             yield Event(events.BIASED, name, text)
+    yield from _few_steps(job)
     if job.windows is not None:
         yield Event(events.WINDOWS, "run", str(job.windows))
     for text in _odd_data(job):
@@ -108,6 +110,19 @@ def notes_on_scales(model: Model, rows: Batch, *, new: bool = True) -> Iterator[
     if new and has_hidden_layers(model):
         for name, text, remedy in note_unscaled(model.graph, columns):
             yield Event(events.UNSCALED, name, text, remedy)
+
+
+def _few_steps(job: Job) -> Iterator[Event]:
+    """Note that the default number of epochs has few steps, because the data are small."""
+    settings = job.settings
+    asked = settings.steps is not None or settings.epochs is not None
+    if asked or settings.schedule.objective != "bound" or job.total >= FEW_STEPS:
+        return
+    text = (
+        f"By default fit makes at most 200 epochs, and with these data that is only {job.total} "
+        f"steps of the optimiser."
+    )
+    yield Event(events.FEW_STEPS, "run", text, "If the bound still rises, give steps=2000.")
 
 
 def _latents_known_everywhere(job: Job) -> Iterator[Event]:
