@@ -46,7 +46,7 @@ SMALLER |= {
     r"range\(1, 7\)": "range(1, 3)",
     r"\bn_class=5\b": "n_class=2",
     r"\bmax_iter=40\b": "max_iter=2",
-    r"shared_unit=True": "max_iter=2, shared_unit=True",
+    r"shared_unit=True, random": "shared_unit=True, max_iter=2, random",
 }
 SMALLER |= {
     r"schema\.fit_clusters\(penguins, seed=0\)": "schema.fit(schema.mixture(2), penguins, seed=0)",
