@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from aevb.data.sources import open_source, read_arrays
+from aevb.data.sources import Source, open_source, read_arrays
 from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
+from aevb.diagnostics.baseline import judge_baseline
 from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
 from aevb.diagnostics.clusters import judge_classes
 from aevb.diagnostics.finding import Diagnosis, Finding, gravest_first
+from aevb.diagnostics.further_training import bound_of, exact_value, judge_training
 from aevb.diagnostics.history import as_finding, judge_history
 from aevb.diagnostics.latents import judge
 from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
@@ -37,6 +39,7 @@ from aevb.training.run import Run
 from aevb.training.starting_notes import notes_on_scales
 
 CHUNK = 250  # rows per batch
+COMPARED = 1000  # most rows that are compared with independent columns
 FEW = 200  # rows for measuring gradients and the dependence on latents
 
 
@@ -50,6 +53,7 @@ def diagnose(
     how: Mapping[str, str] | None = None,
     rows: int | None = 1000,
     calibrate: bool = True,
+    train: bool = True,
     seed: int = 0,
 ) -> Diagnosis:
     """Diagnose a trained model on data: what is wrong, how much, why, and what to do about it.
@@ -62,12 +66,15 @@ def diagnose(
       latent, or q has not learned it;
     - dead and duplicate classes, and their match with ``labels``;
     - scales that diverged;
-    - a bound far below the evidence, where that is exact;
+    - a bound far below the evidence, where that is exact, or above it, which is impossible;
+    - whether further training helps: a copy of the model is trained for up to 100 steps, or 3
+      seconds, on one half of the rows and compared on the other;
+    - whether independent columns, each with one distribution for all rows, explain the rows better;
     - calibration of q on data simulated from p, unless q is not used (after ``mle()``, where the
       posterior is exact);
     - data on a scale for which the model is not made; with ``run``, what it noted about its data;
-    - from ``run``: a bound that fell, over-fitting, importance weights dominated by one sample,
-      failed steps, and a KL warm-up that did not finish.
+    - from ``run``: its notes, a bound that fell, over-fitting, importance weights dominated by one
+      sample, failed steps, and a KL warm-up that did not finish.
 
     Arguments:
         model: The trained model.
@@ -78,6 +85,7 @@ def diagnose(
         how: How it was trained, if there is no run.
         rows: At most this many rows are used, chosen at random; None uses all.
         calibrate: Whether to check the calibration.
+        train: Whether to train a copy for a short while, to see if further training helps.
         seed: Decides the rows and draws.
 
     Returns:
@@ -87,8 +95,9 @@ def diagnose(
     >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
     >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     >>> run = fit(model, {"x": x}, steps=20, progress=False)
-    >>> diagnose(model, {"x": x}, run=run, calibrate=False).rows
-    100
+    >>> found = diagnose(model, {"x": x}, run=run, calibrate=False)
+    >>> found.rows, found.of("further training")[0].level
+    (100, 'warning')
     """
     graph = model.graph
     run = Run.load(run) if isinstance(run, str | Path) else run
@@ -123,7 +132,7 @@ def diagnose(
     if not any(finding.level == "problem" for finding in findings):
         findings += _rests_on_one(model, batches[0], run, seed) if run is not None else []
         with model._evaluating(None):
-            findings += (
+            found, values = (
                 _examine_p(model, batches, how, seed)
                 if unused
                 else _examine(
@@ -135,6 +144,13 @@ def diagnose(
                     seed,
                 )
             )
+        findings += found
+        if bool(values.isfinite().all()) and (unused or not model.untaught()):
+            what = "log p" if unused else "the ELBO"
+            few = source.take(chosen[:COMPARED])
+            findings += judge_baseline(what, values[:COMPARED], model, few)
+            if train:
+                findings += _further_training(model, source, chosen, run, how, unused, seed)
     return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
 
 
@@ -242,19 +258,57 @@ def _q_unused(model: Model) -> Finding:
     return Finding("note", "q unused", "run", text)
 
 
+def _further_training(
+    model: Model,
+    source: Source,
+    chosen: Tensor,
+    run: Run | None,
+    how: Mapping[str, str],
+    unused: bool,
+    seed: int,
+) -> list[Finding]:
+    """Report whether further training raises what the run maximised: log p, or its bound.
+
+    Nothing is reported if the run maximised something else, which is a finding of its own.
+    """
+    settings = None if run is None else run.settings
+    lr = None if settings is None else settings.lr
+    if unused:
+        return judge_training(model, source, chosen, "log p", exact_value, None, seed)
+    if settings is not None and (settings.penalised or settings.classify or settings.agree):
+        return []
+    batch = source.take(chosen[:1])
+    if settings is None or settings.bound == "elbo" or settings.schedule.objective != "bound":
+        what, plan = "the ELBO", _plan(model, batch, how, SAMPLES_DRAWN)
+    else:
+        what = f"the bound ({settings.bound}, {settings.samples} samples)"
+        plan = model.plan(
+            how=how,
+            bound=settings.bound,
+            samples=settings.samples,
+            gradient=settings.gradient,
+            resample=settings.resample,
+            partial=split_latents(model.graph, batch)[1],
+        )
+    return judge_training(model, source, chosen, what, bound_of(plan), lr, seed)
+
+
 def _examine_p(
     model: Model, batches: list[Batch], how: Mapping[str, str], seed: int
-) -> list[Finding]:
-    """Examine p alone: its exact evidence, and the scales of the observed variables."""
+) -> tuple[list[Finding], Tensor]:
+    """Examine p alone: its exact evidence, and the scales of the observed variables.
+
+    Return the findings, and log p per row.
+    """
     values = torch.cat([exact_evidence(model, batch) for batch in batches])
     if not bool(values.isfinite().all()):
-        return [_not_finite("log p", values)]
+        return [_not_finite("log p", values)], values
     findings = [_mean(values, "log p", "evidence", " (exact)")]
     scales = ScaleSums()
     for part in measured(model, _plan(model, batches[0], how, SAMPLES_DRAWN), batches, seed):
         scales.add(part)
     observed = [one for one in scales.findings(model) if one.about in model.graph.observed]
-    return findings + observed
+    return findings + observed, values
 
 
 def _loose(model: Model, batches: list[Batch], elbo: float) -> list[Finding]:
@@ -325,7 +379,8 @@ def _examine(
     how: Mapping[str, str],
     calibrate: bool,
     seed: int,
-) -> list[Finding]:
+) -> tuple[list[Finding], Tensor]:
+    """Examine p and q; return the findings, and the ELBO per row."""
     graph = model.graph
     usage, scales = {name: UsageSums() for name in graph.latents}, ScaleSums()
     values, kls = [], []
@@ -335,9 +390,10 @@ def _examine(
         scales.add(part)
         for name, sums in usage.items():
             sums.add(part, name)
-    findings = _bounds(torch.cat(values), behind=bool(model.untaught()))
+    elbo = torch.cat(values)
+    findings = _bounds(elbo, behind=bool(model.untaught()))
     if findings[0].level == "problem":
-        return findings
+        return findings, elbo
     if not model.untaught():
         findings += _loose(model, batches, findings[0].figures["elbo"])
     few = {
@@ -368,7 +424,7 @@ def _examine(
         else:
             findings += judge(model, name, usage[name].usage(), reach, relies, how)
     findings += scales.findings(model)
-    return findings + (judge_calibration(model, batches, seed) if calibrate else [])
+    return findings + (judge_calibration(model, batches, seed) if calibrate else []), elbo
 
 
 def _bounds(values: Tensor, behind: bool) -> list[Finding]:
