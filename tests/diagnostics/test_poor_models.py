@@ -5,9 +5,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.distributions as td
 from torch import nn
 
-from aevb import Bernoulli, Model, Normal, OneHot, Poisson, fit, mle, mlp, zoo
+from aevb import Bernoulli, Laplace, Model, Normal, OneHot, Poisson, fit, mle, mlp, register_kl, zoo
 from aevb.diagnostics import diagnose
 from aevb.diagnostics.baseline import independent_columns
 from aevb.diagnostics.paired import paired
@@ -90,11 +91,11 @@ def test_a_decoder_that_ends_in_a_sigmoid_is_worse_than_independent_columns():
 
 def test_independent_columns_are_fitted_to_the_other_half():
     p = {"z": Normal(1), "a | z": Normal(2), "b | z": Bernoulli(1), "c | z": OneHot(3)}
-    model = Model(p={**p, "n | z": Poisson(1)}, q={"z | b": Normal()})
+    model = Model(p={**p, "m | z": Poisson(1)}, q={"z | b": Normal()})
     generator = np.random.default_rng(0)
     a = generator.normal(3, 2, size=(60, 2))
     b, c, n = generator.integers(2, size=60), generator.integers(3, size=60), np.arange(60) % 5
-    batch = model.prepare(a=a, b=b[:, None], c=c, n=n[:, None])
+    batch = model.prepare(a=a, b=b[:, None], c=c, m=n[:, None])
     found = independent_columns(model, batch)
     expected = np.zeros(60)
     for fitted, judged in ((slice(0, 60, 2), slice(1, 60, 2)), (slice(1, 60, 2), slice(0, 60, 2))):
@@ -111,9 +112,9 @@ def test_independent_columns_are_fitted_to_the_other_half():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     gaps = a.copy()
     gaps[::3, 0] = np.nan
-    partly = independent_columns(model, model.prepare(a=gaps, b=b[:, None], c=c, n=n[:, None]))
+    partly = independent_columns(model, model.prepare(a=gaps, b=b[:, None], c=c, m=n[:, None]))
     assert bool(partly.isfinite().all())
-    constant = model.prepare(a=np.ones((60, 2)), b=b[:, None], c=c, n=n[:, None])
+    constant = model.prepare(a=np.ones((60, 2)), b=b[:, None], c=c, m=n[:, None])
     assert independent_columns(model, constant) is None
 
 
@@ -125,3 +126,99 @@ def test_few_rows_do_not_decide_a_difference():
     assert told.mean == pytest.approx(0.2, abs=0.01)
     assert not paired(torch.randn(100, generator=RANDOM), numbers=2).clear
     assert not paired(values + 1, numbers=1000).clear
+
+
+# Impossible bounds --------------------------------------------------------------------------------
+
+
+class HalfSure(Normal):
+    """A family of the user with a registered KL that is far too small."""
+
+
+@register_kl(HalfSure, Normal)
+def small_kl(q, p):
+    return 0.1 * td.kl_divergence(q, p).sum(-1)
+
+
+class TooSure(td.Normal):
+    """Draws that are a tenth as wide as log_prob says."""
+
+    def rsample(self, sample_shape=()):
+        return self.loc + 0.1 * (super().rsample(sample_shape) - self.loc)
+
+
+class Sure(Normal):
+    def distribution(self, loc, scale=None):
+        return TooSure(loc, self.scales(loc, scale), validate_args=False)
+
+    def reparametrise(self, dist, noise):
+        return dist.loc + 0.1 * dist.scale * noise
+
+
+def near_posterior(q, likelihood):
+    """x = z + noise of scale 1, and q(z|x) = N(x/2, 0.7²), which is nearly the posterior."""
+    model = Model(p={"z": Normal(1), "x | z": likelihood}, q={"z | x": q})
+    with torch.no_grad():
+        model.factors["p(x|z)"].net.blocks.weights["z"].fill_(1.0)
+        model.factors["p(x|z)"].net.blocks.bias.zero_()
+        model.factors["q(z|x)"].net.blocks.weights["x"].fill_(0.5)
+        model.factors["q(z|x)"].net.blocks.bias.zero_()
+    return model
+
+
+@pytest.mark.parametrize("likelihood", [Normal(1, scale=1.0), Laplace(1, scale=1.0)])
+def test_an_elbo_above_the_evidence_is_a_problem_of_a_family(likelihood):
+    x = 1.4 * torch.randn(200, 1, generator=RANDOM)
+    settings = {"calibrate": False, "train": False}
+    found = diagnose(near_posterior(HalfSure(scale=0.7), likelihood), {"x": x}, **settings)
+    (told,) = found.of("impossible bound")
+    assert told.level == found.worst == "problem"
+    assert told.figures["elbo"] > told.figures["evidence"] + 0.05
+    assert "z (HalfSure, the registered KL of HalfSure and Normal)" in told.remedy
+    right = diagnose(near_posterior(Normal(scale=0.7), likelihood), {"x": x}, **settings)
+    assert not right.of("impossible bound")
+
+
+def test_draws_that_do_not_fit_log_prob_are_found_by_draws_from_p():
+    x = 1.4 * torch.randn(200, 1, generator=RANDOM)
+    model = near_posterior(Sure(scale=0.7), Laplace(1, scale=1.0))
+    (told,) = diagnose(model, {"x": x}, calibrate=False, train=False).of("impossible bound")
+    assert "draws from p" in told.text
+    assert "z (Sure)" in told.remedy
+
+
+# Unused entries -----------------------------------------------------------------------------------
+
+
+def with_unused(d, used):
+    """A VAE in whose q(z|x) only the first entries are used, a little."""
+    model = Model(p={"z": Normal(d), "x | z": Normal(2)}, q={"z | x": Normal()}, seed=0)
+    with torch.no_grad():
+        blocks = model.factors["q(z|x)"].net.blocks
+        blocks.weights["x"].zero_()
+        blocks.weights["x"][:used] = 0.3
+        blocks.bias[:d].zero_()
+        blocks.bias[d:].fill_(np.log(np.e - 1))
+    return model
+
+
+def test_what_unused_entries_mean_is_left_open():
+    x = torch.randn(200, 2, generator=RANDOM)
+    settings = {"calibrate": False, "train": False}
+    (told,) = diagnose(with_unused(2, 1), {"x": x}, **settings).of("unused entries")
+    assert "no harm" not in told.remedy
+    assert told.remedy.startswith("In this model it carries nothing. This does not tell whether")
+    assert "compare() with z of size 1" in told.remedy
+    found = diagnose(with_unused(32, 1), {"x": x}, **settings)
+    (dead,) = found.of("collapse")
+    assert not found.of("unused entries")
+    assert "31 of its 32 entries are not used" in dead.text
+
+
+def test_beta_is_named_first():
+    x = torch.randn(200, 2, generator=RANDOM)
+    model = with_unused(2, 1)
+    run = fit(model, {"x": x}, steps=1, lr=1e-9, beta=20.0, progress=False)
+    (told,) = diagnose(model, {"x": x}, run=run, calibrate=False).of("unused entries")
+    assert told.text.startswith("The run counted each nat of z's KL 20 times (beta=20)")
+    assert told.remedy.startswith("Lower beta first")

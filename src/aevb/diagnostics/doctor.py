@@ -22,6 +22,7 @@ from aevb.diagnostics.clusters import judge_classes
 from aevb.diagnostics.finding import Diagnosis, Finding, gravest_first
 from aevb.diagnostics.further_training import bound_of, exact_value, judge_training
 from aevb.diagnostics.history import as_finding, judge_history
+from aevb.diagnostics.impossible import judge_bound
 from aevb.diagnostics.latents import judge
 from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
 from aevb.diagnostics.scales import ScaleSums
@@ -145,13 +146,17 @@ def diagnose(
                 )
             )
         findings += found
-        if bool(values.isfinite().all()) and (unused or not model.untaught()):
+        sound = bool(values.isfinite().all()) and not any(
+            finding.kind == "impossible bound" for finding in found
+        )
+        if sound and (unused or not model.untaught()):
             what = "log p" if unused else "the ELBO"
             few = source.take(chosen[:COMPARED])
             findings += judge_baseline(what, values[:COMPARED], model, few)
             if train:
                 findings += _further_training(model, source, chosen, run, how, unused, seed)
-    return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
+    findings = _by_beta(_of_one_cause(findings), run)
+    return Diagnosis(gravest_first(findings), len(chosen))
 
 
 def _of_one_cause(findings: list[Finding]) -> list[Finding]:
@@ -165,6 +170,24 @@ def _of_one_cause(findings: list[Finding]) -> list[Finding]:
         else finding
         for finding in findings
     ]
+
+
+def _by_beta(findings: list[Finding], run: Run | None) -> list[Finding]:
+    """Name the weight of the KL as the first cause of a latent that is not used."""
+    found = []
+    for finding in findings:
+        unused = finding.kind in ("collapse", "unused entries") and run is not None
+        beta = run.settings.beta_of(finding.about) if run is not None and unused else 1.0
+        if beta > 1:
+            text = (
+                f"The run counted each nat of {finding.about}'s KL {beta:g} times (beta={beta:g}), "
+                f"which is the likely cause of this: {finding.text}"
+            )
+            remedy = f"Lower beta first, to 1 for the ELBO itself. {finding.remedy}"
+            figures = {**finding.figures, "beta": beta}
+            finding = replace(finding, text=text, figures=figures, remedy=remedy)
+        found.append(finding)
+    return found
 
 
 def _weights(model: Model) -> list[Finding]:
@@ -394,6 +417,9 @@ def _examine(
     findings = _bounds(elbo, behind=bool(model.untaught()))
     if findings[0].level == "problem":
         return findings, elbo
+    plan = _plan(model, batches[0], how, SAMPLES_DRAWN)
+    if impossible := judge_bound(model, batches[0], plan, seed):
+        return findings + impossible, elbo
     if not model.untaught():
         findings += _loose(model, batches, findings[0].figures["elbo"])
     few = {

@@ -38,8 +38,8 @@ class Difference:
         return f"{self.mean:z.2f} nats per example{error}"
 
 
-def paired(differences: Tensor, numbers: float) -> Difference:
-    """Return the trimmed mean over the rows, with its standard error (Yuen 1974).
+def paired(differences: Tensor, numbers: float, *, trimmed: bool = True) -> Difference:
+    """Return the mean over the rows, ``trimmed`` or not, with its standard error (Yuen 1974).
 
     ``differences`` may have several draws per row, [K, N]. With few rows their mean is not trimmed,
     and the draws tell the standard error.
@@ -50,9 +50,10 @@ def paired(differences: Tensor, numbers: float) -> Difference:
         draws = values.mean(1)
         stderr = float(draws.std()) / len(draws) ** 0.5 if len(draws) > 1 else 0.0
         return Difference(float(rows.mean()), stderr, numbers)
-    cut = int(TRIMMED * n)
+    share = TRIMMED if trimmed else 0.0
+    cut = int(share * n)
     bounded = rows.clamp(rows[cut], rows[n - cut - 1])
-    stderr = float(bounded.std()) / ((1 - 2 * TRIMMED) * n**0.5)
+    stderr = float(bounded.std()) / ((1 - 2 * share) * n**0.5)
     return Difference(float(rows[cut : n - cut].mean()), stderr, numbers)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from aevb.diagnostics import diagnose
 from aevb.evidence import AIS, Evidence, Particles, bidirectional, curve
 from aevb.evidence.annealing import CHAINS
-from aevb.evidence.weights import reliable_shape
+from aevb.evidence.weights import suspect
 from aevb.experiments.lab import Lab, Result, check
 from aevb.laboratory import Figures, compare_estimators
 from aevb.model import Model
@@ -52,7 +52,7 @@ def beside_exact(found: Evidence, exact: Tensor) -> dict[str, Any]:
     if isinstance(khat, Tensor) and isinstance(samples, int):
         numbers |= {
             "khat": _median(khat),
-            "flagged": (khat > reliable_shape(samples)).double().mean(),
+            "flagged": suspect(khat, told["ess"], samples).double().mean(),
         }
     return {
         name: float(value) if isinstance(value, Tensor) else value

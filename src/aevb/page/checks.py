@@ -30,7 +30,7 @@ from aevb.estimate.keys import STEPS, is_mask, real_steps, variable_of
 from aevb.estimate.places import Placed, places_of
 from aevb.evidence import Evidence, curve, log_evidence
 from aevb.evidence.exact import why_not_exact
-from aevb.evidence.weights import reliable_shape
+from aevb.evidence.weights import suspect
 from aevb.model import Model
 from aevb.page.measures import work_of
 from aevb.page.packing import pack
@@ -452,10 +452,10 @@ def _evidence(found: Evidence) -> dict[str, Any]:
 
 def _untrusted(found: Evidence) -> int:
     """The number of rows whose estimate a few samples carry, which may be too low."""
-    khat, samples = found.diagnostics.get("khat"), found.diagnostics.get("samples")
-    if not isinstance(khat, Tensor) or not isinstance(samples, int):
+    khat, ess, samples = (found.diagnostics.get(name) for name in ("khat", "ess", "samples"))
+    if not isinstance(khat, Tensor) or not isinstance(ess, Tensor) or not isinstance(samples, int):
         return 0
-    return int(((khat > reliable_shape(samples)) & found.value.isfinite()).sum())
+    return int((suspect(khat, ess, samples) & found.value.isfinite()).sum())
 
 
 def histogram(values: np.ndarray, bins: int) -> dict[str, Any] | None:
