@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributions as td
+from scipy.stats import norm
 from torch import nn
 
 from aevb import Bernoulli, Laplace, Model, Normal, OneHot, Poisson, fit, mle, mlp, register_kl, zoo
 from aevb.diagnostics import diagnose
 from aevb.diagnostics.baseline import independent_columns
+from aevb.diagnostics.calibration import judge_ranks
 from aevb.diagnostics.paired import paired
 
 RANDOM = torch.Generator().manual_seed(1)
@@ -222,3 +224,34 @@ def test_beta_is_named_first():
     (told,) = diagnose(model, {"x": x}, run=run, calibrate=False).of("unused entries")
     assert told.text.startswith("The run counted each nat of z's KL 20 times (beta=20)")
     assert told.remedy.startswith("Lower beta first")
+
+
+# Calibration --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "level", "words"),
+    [
+        (1.0, 1000, "ok", "is calibrated"),
+        (1.3, 1000, "note", "is slightly too narrow"),
+        (0.8, 1000, "note", "is slightly too wide"),
+        (1.1, 20000, "ok", "is calibrated"),  # a small error that many rows reveal
+        (3.0, 1000, "note", "is too narrow"),
+        (8.0, 1000, "warning", "is too narrow"),
+    ],
+)
+def test_ranks_that_are_clearly_not_uniform_are_not_calibrated(width, rows, level, words):
+    u = (np.arange(rows) + 0.5) / rows
+    rank = norm.cdf(width * norm.ppf(u))[:, None]
+    found = judge_ranks("z", rank)
+    assert found.level == level
+    assert words in found.text
+
+
+def test_the_match_with_labels_says_which_rows_are_meant():
+    model = Model(p={"y": OneHot(2), "x | y": Normal(5)}, q={"y | x": OneHot()}, seed=0)
+    with torch.no_grad():
+        model.factors["q(y|x)"].net.blocks.weights["x"][0] = 3.0
+    labels = (X @ torch.ones(5) > 0).long()
+    (told,) = diagnose(model, {"x": X}, labels=labels, calibrate=False, train=False).of("labels")
+    assert "if the training saw their labels, this is no test" in told.text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aevb.evidence.weights import ENOUGH, reliable_shape, suspect
+from aevb.evidence.weights import ENOUGH, FEW, reliable_shape, suspect
 
 if TYPE_CHECKING:
     from aevb.data.sequence_index import SequenceIndex
@@ -134,7 +134,8 @@ def weight_notes(
             f"too small"
         )
         notes.append(
-            f"{count(bad, len(value))} have Pareto k above {threshold:.2f}: {why}; {remedy}."
+            f"{count(bad, len(value))} have Pareto k above {threshold:.2f} and an effective sample "
+            f"size below {FEW * samples:g}: {why}; {remedy}."
         )
     if bool((khat.isnan() & finite).any()):
         notes.append(
