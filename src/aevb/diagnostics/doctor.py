@@ -35,6 +35,7 @@ from aevb.model import Model
 from aevb.posterior.training_record import check_rows, with_weights
 from aevb.predictive.replicate import some_rows
 from aevb.runtime.contention import sharing_cores
+from aevb.tables.declarations import PART
 from aevb.training import warning_signs as course
 from aevb.training.run import Run
 from aevb.training.starting_notes import notes_on_scales
@@ -153,7 +154,8 @@ def diagnose(
             what = "log p" if unused else "the ELBO"
             few = source.take(chosen[:COMPARED])
             findings += judge_baseline(what, values[:COMPARED], model, few)
-            if train:
+            # A mixture joined of several is made without training.
+            if train and PART not in model.graph.latents:
                 findings += _further_training(model, source, chosen, run, how, unused, seed)
     findings = _by_beta(_of_one_cause(findings), run)
     return Diagnosis(gravest_first(findings), len(chosen))
