@@ -43,7 +43,7 @@ def test_training_that_ended_too_early_is_told(settings):
     assert told.figures["mean"] > 1
     assert told.figures["lr"] == 2e-3
     assert (
-        "Further training would help: after 100 steps of a copy (lr=0.002) on 100 of" in told.text
+        "Further training would help: after 300 steps of a copy (lr=0.002) on 100 of" in told.text
     )
     assert ("a larger lr than 1e-07, such as the default 0.002" in told.remedy) == (
         "lr" in settings

@@ -35,7 +35,7 @@ def doctor(
         bool,
         typer.Option(
             "--train/--no-train",
-            help="Train a copy for up to 3 seconds, to see if further training would help.",
+            help="Train a copy for up to 5 seconds, to see if further training would help.",
         ),
     ] = True,
     as_json: AsJson = False,

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from aevb.diagnostics.finding import Finding
-from aevb.diagnostics.paired import ENOUGH, known, observed_numbers, paired
+from aevb.diagnostics.paired import known, observed_numbers, paired
 from aevb.model import Model
 
+FEW = 40  # rows; with fewer, the distributions are fitted to the rows that they judge
 PARAMETERS = 2  # of a column, at most
 HALF = 0.5  # of an observation of each value, added to the counts
 EQUAL = 1e-12  # share of the squared mean; a column with a smaller variance counts as constant
@@ -35,7 +36,7 @@ def independent_columns(model: Model, batch: Mapping[str, Tensor]) -> Tensor | N
     n = model._extent(batch)[0]
     total = torch.zeros(n, dtype=torch.float64)
     even, odd, whole = slice(0, n, 2), slice(1, n, 2), slice(None)
-    parts = [(even, odd), (odd, even)] if n >= 2 * ENOUGH else [(whole, whole)]
+    parts = [(even, odd), (odd, even)] if n >= FEW else [(whole, whole)]
     for name in model.graph.observed:
         values, seen = batch[name].double().cpu(), known(model, batch, name).cpu()
         support = model.graph.rule("p", name).spec.support

@@ -69,7 +69,7 @@ def diagnose(
     - dead and duplicate classes, and their match with ``labels``;
     - scales that diverged;
     - a bound far below the evidence, where that is exact, or above it, which is impossible;
-    - whether further training helps: a copy of the model is trained for up to 100 steps, or 3
+    - whether further training helps: a copy of the model is trained for up to 300 steps, or 5
       seconds, on one half of the rows and compared on the other;
     - whether independent columns, each with one distribution for all rows, explain the rows better;
     - calibration of q on data simulated from p, unless q is not used (after ``mle()``, where the
@@ -303,19 +303,23 @@ def _further_training(
     if settings is not None and (settings.penalised or settings.classify or settings.agree):
         return []
     batch = source.take(chosen[:1])
+    partial = split_latents(model.graph, batch)[1]
     if settings is None or settings.bound == "elbo" or settings.schedule.objective != "bound":
         what, plan = "the ELBO", _plan(model, batch, how, SAMPLES_DRAWN)
+        # As the run was trained: its estimator may be the reason why it did not go on.
+        trained = model.plan(how=how, samples=SAMPLES_DRAWN, partial=partial) if how else plan
     else:
         what = f"the bound ({settings.bound}, {settings.samples} samples)"
-        plan = model.plan(
+        plan = trained = model.plan(
             how=how,
             bound=settings.bound,
             samples=settings.samples,
             gradient=settings.gradient,
             resample=settings.resample,
-            partial=split_latents(model.graph, batch)[1],
+            partial=partial,
         )
-    return judge_training(model, source, chosen, what, bound_of(plan), lr, seed)
+    value = bound_of(plan)
+    return judge_training(model, source, chosen, what, value, lr, seed, bound_of(trained))
 
 
 def _examine_p(

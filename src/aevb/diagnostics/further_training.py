@@ -27,7 +27,7 @@ from aevb.evidence.exact import exact_evidence
 from aevb.model import Model
 from aevb.training.job import usual_rate
 
-STEPS, LEAST_STEPS, SECONDS = 100, 10, 3.0  # most and fewest steps, and the time for them
+STEPS, LEAST_STEPS, SECONDS = 300, 10, 5.0  # most and fewest steps, and the time for them
 BATCH, COMPARED = 100, 500  # rows per step, and most rows that are compared
 REPEATS = 4  # draws of the noise under which the bounds are compared
 SLOW = 0.1  # share of the usual learning rate; a lower one is not used
@@ -58,10 +58,12 @@ def judge_training(
     value: Value,
     lr: float | None,
     seed: int,
+    trained: Value | None = None,
 ) -> list[Finding]:
-    """Report whether a short training of a copy raises the objective (``what``, by ``value``).
+    """Report whether a short training of a copy raises a quantity (``what``, by ``value``).
 
-    ``lr`` is that of the run, if there was one. The model and its gradients stay unchanged.
+    ``trained`` is the objective of the training, if it is another one. ``lr`` is that of the run,
+    if there was one. The model and its gradients stay unchanged.
     """
     if not any(one.requires_grad for one in model.parameters()):
         return []
@@ -74,7 +76,7 @@ def judge_training(
     try:
         with twin._evaluating(seed):
             before = _compared(twin, held, value, seed)
-            steps = _train(twin, source, train, value, rate, seed)
+            steps = _train(twin, source, train, trained or value, rate, seed)
             differences = _compared(twin, held, value, seed) - before
     except (LinAlgError, RuntimeError):
         steps = 0

@@ -12,7 +12,7 @@ from aevb.estimate.keys import masks_of
 from aevb.model import Model
 
 TRIMMED = 0.05  # share of the rows left out at either end: a few rows must not decide
-ENOUGH = 20  # rows from which on the rows tell the standard error
+ENOUGH = 4  # rows from which on the rows tell the standard error
 # A difference counts if it exceeds both: standard errors, and nats per observed number.
 SIGMAS, NATS = 4.0, 0.01
 
