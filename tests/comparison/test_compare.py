@@ -420,3 +420,19 @@ def test_bic_of_sequences_counts_their_observed_steps():
 def test_bic_of_one_series_has_a_penalty():
     found = compare({"ar": zoo.ar(lags=3)}, {"x": np.ones((1, 50, 1))}, criteria=True)["ar"]
     assert found.bic == pytest.approx(-2 * found.evidence.sum() + 5 * np.log(50))
+
+
+def test_different_flat_starts_are_told():
+    x = np.random.default_rng(0).normal(size=(1, 30, 1))
+    level, trend = zoo.local_level(seed=0), zoo.local_trend(seed=0)
+    told = compare({"level": level, "trend": trend}, {"x": x}).notes
+    assert any(
+        note.startswith(
+            "The models have different first steps that are nearly flat (level: level[0]; trend: "
+            "level[0], slope[0])."
+        )
+        for note in told
+    )
+    narrow = {"a": zoo.local_level(start=10.0, seed=0), "b": zoo.local_trend(start=10.0, seed=0)}
+    for models in ({"level": level, "again": zoo.local_level(seed=1)}, narrow):
+        assert not any("nearly flat" in note for note in compare(models, {"x": x}).notes)

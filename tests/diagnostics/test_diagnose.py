@@ -67,7 +67,7 @@ def test_a_vrnn_whose_samples_are_detached_is_dead_for_want_of_a_gradient():
 
 def test_a_healthy_vrnn_is_not():
     run, test = recurrent({})
-    found = diagnose(run.model, test, run=run)
+    found = diagnose(run.model, test, run=run, train=False)
     assert not levels(found)
     (used,) = found.of("used", "z")
     assert used.figures["reaching"] > 0

@@ -28,8 +28,9 @@ from aevb.estimate.particle_filter import ParticleFilter
 from aevb.evidence import AIS, Evidence, Particles, bidirectional, curve
 from aevb.evidence.density import Path
 from aevb.evidence.memory_limit import Peak, limit, pieces, shares
+from aevb.evidence.result import weight_notes
 from aevb.evidence.sampling import proposal_weights
-from aevb.evidence.weights import Weights, pareto_shape
+from aevb.evidence.weights import Weights, pareto_shape, reliable_shape, suspect
 
 FEW = AIS(temperatures=20, leapfrog=2)
 
@@ -836,3 +837,18 @@ def test_weights_of_a_wider_q_have_the_same_mean(kind):
     exact = model.log_evidence(x=x, method="exact").value
     assert (weights.value - exact).abs() < 5 * weights.stderr
     assert weights.stderr < 0.05
+
+
+def test_pareto_k_alone_makes_no_row_suspect():
+    """Nearly equal weights with a long tail, which carries nothing, and weights of few samples."""
+    random = torch.Generator().manual_seed(0)
+    nearly = (1 + 0.01 * ((torch.arange(1000) + 0.5) / 1000) ** -0.8).log()[:, None]
+    heavy = 3.0 * torch.randn(1000, 1, generator=random)
+    weights = Weights(2, 1000, torch.device("cpu"))
+    weights.add(torch.cat([nearly, heavy], 1))
+    assert (weights.khat > reliable_shape(1000)).all()
+    assert weights.ess[0] > 900
+    assert weights.ess[1] < 200
+    assert suspect(weights.khat, weights.ess, 1000).tolist() == [False, True]
+    (note,) = weight_notes(weights.value, weights.khat, weights.ess, 1000, "raise samples")
+    assert note.startswith("1 of 2 examples have Pareto k above 0.67 and an effective sample size")

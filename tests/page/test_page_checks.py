@@ -133,8 +133,11 @@ def test_the_evidence_its_curve_and_the_gap(run, found):
 def test_rows_whose_evidence_is_too_low_are_counted():
     values, k = torch.zeros(3), torch.tensor([0.1, 5.0, 5.0])
     for khat, count in ((k, 2), (k + 5, 3), (k.clamp(max=0.1), 0)):
-        evidence = Evidence(values, values, "importance", {"khat": khat, "samples": 1000})
+        told = {"khat": khat, "ess": torch.full((3,), 20.0), "samples": 1000}
+        evidence = Evidence(values, values, "importance", told)
         assert page_checks._evidence(evidence)["untrusted"] == count
+        told["ess"] = torch.full((3,), 900.0)  # weights that are nearly equal
+        assert page_checks._evidence(evidence)["untrusted"] == 0
     assert page_checks._evidence(Evidence(values, values, "exact"))["untrusted"] == 0
 
 

@@ -27,7 +27,7 @@ SMALLER = {
     r"else 500": "else 20",
     r'"particles", "ais", "prior"': '"particles", "prior"',
     r"\.gap\(": ".gap(iterations=3, samples=20, ",
-    r"\bdiagnose\(\w+, \{[^}]*\}": r"\g<0>, calibrate=False, rows=40",
+    r"\bdiagnose\(\w+, \{[^}]*\}": r"\g<0>, calibrate=False, train=False, rows=40",
     r"\bpredictive_check\(.*(?=, seed=0)": r"\g<0>, replicates=20",
     r"\bcompare_estimators\(\w+, \{[^}]*\}": r"\g<0>, replicates=16, rounds=1",
 }

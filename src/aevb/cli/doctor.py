@@ -31,14 +31,21 @@ def doctor(
             "calibration).",
         ),
     ] = True,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train/--no-train",
+            help="Train a copy for up to 5 seconds, to see if further training would help.",
+        ),
+    ] = True,
     as_json: AsJson = False,
     seed: Seed = 0,
 ) -> None:
     """Diagnose a trained model: what is wrong, why, and what to do.
 
-    It looks for dead latents and classes, poor calibration, over-fitting and diverging scales. It
-    uses the test rows if there are any (of a built-in data set, --validation or --hold-out),
-    otherwise the training rows.
+    It looks for dead latents and classes, poor calibration, too little training, over-fitting and
+    diverging scales. It uses the test rows if there are any (of a built-in data set, --validation
+    or --hold-out), otherwise the training rows.
 
     Example: aevb doctor run
     """
@@ -54,6 +61,7 @@ def doctor(
         labels=chosen.labels,
         rows=rows,
         calibrate=calibrate,
+        train=train,
         seed=seed,
     )
     for line in units_note(model, loaded):

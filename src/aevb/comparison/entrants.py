@@ -17,6 +17,7 @@ from aevb.comparison.criteria import free_parameters, observed_steps
 from aevb.comparison.result import Compared, Comparison, counted, listed
 from aevb.data.repeated_values import note_repeated_rows
 from aevb.data.sources import Source, open_source
+from aevb.estimate.keys import masks_of
 from aevb.evidence import AIS, Evidence, Particles, unnoted_evidence
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.result import count
@@ -27,6 +28,7 @@ from aevb.tables.declarations import PART
 from aevb.training.evaluation import evaluate_precisely
 from aevb.training.resuming import fingerprint, is_partial
 
+FLAT = 1e3  # standard deviations of the data from which on a first step counts as nearly flat
 SOME = 2000  # rows whose given variables serve to count free parameters
 ROWS = 10_000  # rows whose exact evidence is computed at a time
 
@@ -230,6 +232,46 @@ def _notes(entrants: Sequence[Entrant]) -> list[str]:
             + "; ".join(f"{name}: {', '.join(those) or 'none'}" for name, those in given.items())
             + "): each log p is conditional on its own."
         )
+    return [*found, *_flat_starts(entrants)]
+
+
+def _flat_starts(entrants: Sequence[Entrant]) -> list[str]:
+    """Say that log p does not compare models with different nearly flat first steps."""
+    starts = {one.name: flat_starts(one.model, one.source) for one in entrants}
+    if len({tuple(sorted(those.values())) for those in starts.values()}) < 2:
+        return []
+    told = "; ".join(f"{name}: {', '.join(those) or 'none'}" for name, those in starts.items())
+    return [
+        f"The models have different first steps that are nearly flat ({told}). Each of their "
+        f"entries costs log p about the log of its scale, whatever the data, so differences of log "
+        f"p, AIC and BIC do not tell which model is better. Compare forecasts of steps that were "
+        f"held out."
+    ]
+
+
+def flat_starts(model: Model, source: Source) -> dict[str, tuple[float, ...]]:
+    """Return the latents' first steps whose fixed scale is far above the sd of the data.
+
+    The values are the scales of the entries.
+    """
+    graph = model.graph
+    if not any(graph.timed[name] for name in graph.observed):
+        return {}
+    rows = source.take(torch.arange(min(source.n, SOME)))
+    spread = 0.0
+    for name in graph.observed:
+        seen = torch.ones_like(rows[name], dtype=torch.bool)
+        for mask in masks_of(rows, name, timed=graph.timed[name]):
+            seen = seen & mask
+        values = rows[name][seen].double()
+        spread = max(spread, float(values.std()) if len(values) > 1 else 0.0)
+    found = {}
+    for name in graph.latents:
+        for entry in graph.p[name].values():
+            scale = getattr(entry.spec, "scale", None)
+            root = graph.timed[name] and not entry.key.parents
+            if root and isinstance(scale, int | float) and scale >= FLAT * spread > 0:
+                found[str(entry.key.target)] = (float(scale),) * graph.size(name)
     return found
 
 

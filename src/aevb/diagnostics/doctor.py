@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from aevb.data.sources import open_source, read_arrays
+from aevb.data.sources import Source, open_source, read_arrays
 from aevb.derive.completion import incomplete
 from aevb.derive.plan import Plan
+from aevb.diagnostics.baseline import judge_baseline
 from aevb.diagnostics.calibration import judge_calibration
 from aevb.diagnostics.causes import Reach, dependence, reaching
 from aevb.diagnostics.clusters import judge_classes
 from aevb.diagnostics.finding import Diagnosis, Finding, gravest_first
+from aevb.diagnostics.further_training import bound_of, exact_value, judge_training
 from aevb.diagnostics.history import as_finding, judge_history
+from aevb.diagnostics.impossible import judge_bound
 from aevb.diagnostics.latents import judge
 from aevb.diagnostics.measure import SAMPLES_DRAWN, measured
 from aevb.diagnostics.scales import ScaleSums
@@ -32,11 +35,13 @@ from aevb.model import Model
 from aevb.posterior.training_record import check_rows, with_weights
 from aevb.predictive.replicate import some_rows
 from aevb.runtime.contention import sharing_cores
+from aevb.tables.declarations import PART
 from aevb.training import warning_signs as course
 from aevb.training.run import Run
 from aevb.training.starting_notes import notes_on_scales
 
 CHUNK = 250  # rows per batch
+COMPARED = 1000  # most rows that are compared with independent columns
 FEW = 200  # rows for measuring gradients and the dependence on latents
 
 
@@ -50,6 +55,7 @@ def diagnose(
     how: Mapping[str, str] | None = None,
     rows: int | None = 1000,
     calibrate: bool = True,
+    train: bool = True,
     seed: int = 0,
 ) -> Diagnosis:
     """Diagnose a trained model on data: what is wrong, how much, why, and what to do about it.
@@ -62,12 +68,15 @@ def diagnose(
       latent, or q has not learned it;
     - dead and duplicate classes, and their match with ``labels``;
     - scales that diverged;
-    - a bound far below the evidence, where that is exact;
+    - a bound far below the evidence, where that is exact, or above it, which is impossible;
+    - whether further training helps: a copy of the model is trained for up to 300 steps, or 5
+      seconds, on one half of the rows and compared on the other;
+    - whether independent columns, each with one distribution for all rows, explain the rows better;
     - calibration of q on data simulated from p, unless q is not used (after ``mle()``, where the
       posterior is exact);
     - data on a scale for which the model is not made; with ``run``, what it noted about its data;
-    - from ``run``: a bound that fell, over-fitting, importance weights dominated by one sample,
-      failed steps, and a KL warm-up that did not finish.
+    - from ``run``: its notes, a bound that fell, over-fitting, importance weights dominated by one
+      sample, failed steps, and a KL warm-up that did not finish.
 
     Arguments:
         model: The trained model.
@@ -78,6 +87,7 @@ def diagnose(
         how: How it was trained, if there is no run.
         rows: At most this many rows are used, chosen at random; None uses all.
         calibrate: Whether to check the calibration.
+        train: Whether to train a copy for a short while, to see if further training helps.
         seed: Decides the rows and draws.
 
     Returns:
@@ -87,8 +97,9 @@ def diagnose(
     >>> model = Model(p={"z": Normal(1), "x | z": Normal(2)}, q={"z | x": Normal()})
     >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     >>> run = fit(model, {"x": x}, steps=20, progress=False)
-    >>> diagnose(model, {"x": x}, run=run, calibrate=False).rows
-    100
+    >>> found = diagnose(model, {"x": x}, run=run, calibrate=False)
+    >>> found.rows, len(found.of("further training"))
+    (100, 1)
     """
     graph = model.graph
     run = Run.load(run) if isinstance(run, str | Path) else run
@@ -123,7 +134,7 @@ def diagnose(
     if not any(finding.level == "problem" for finding in findings):
         findings += _rests_on_one(model, batches[0], run, seed) if run is not None else []
         with model._evaluating(None):
-            findings += (
+            found, values = (
                 _examine_p(model, batches, how, seed)
                 if unused
                 else _examine(
@@ -135,7 +146,19 @@ def diagnose(
                     seed,
                 )
             )
-    return Diagnosis(gravest_first(_of_one_cause(findings)), len(chosen))
+        findings += found
+        sound = bool(values.isfinite().all()) and not any(
+            finding.kind == "impossible bound" for finding in found
+        )
+        if sound and (unused or not model.untaught()):
+            what = "log p" if unused else "the ELBO"
+            few = source.take(chosen[:COMPARED])
+            findings += judge_baseline(what, values[:COMPARED], model, few)
+            # A mixture joined of several is made without training.
+            if train and PART not in model.graph.latents:
+                findings += _further_training(model, source, chosen, run, how, unused, seed)
+    findings = _by_beta(_of_one_cause(findings), run)
+    return Diagnosis(gravest_first(findings), len(chosen))
 
 
 def _of_one_cause(findings: list[Finding]) -> list[Finding]:
@@ -149,6 +172,24 @@ def _of_one_cause(findings: list[Finding]) -> list[Finding]:
         else finding
         for finding in findings
     ]
+
+
+def _by_beta(findings: list[Finding], run: Run | None) -> list[Finding]:
+    """Name the weight of the KL as the first cause of a latent that is not used."""
+    found = []
+    for finding in findings:
+        unused = finding.kind in ("collapse", "unused entries") and run is not None
+        beta = run.settings.beta_of(finding.about) if run is not None and unused else 1.0
+        if beta > 1:
+            text = (
+                f"The run counted each nat of {finding.about}'s KL {beta:g} times (beta={beta:g}), "
+                f"which is the likely cause of this: {finding.text}"
+            )
+            remedy = f"Lower beta first, to 1 for the ELBO itself. {finding.remedy}"
+            figures = {**finding.figures, "beta": beta}
+            finding = replace(finding, text=text, figures=figures, remedy=remedy)
+        found.append(finding)
+    return found
 
 
 def _weights(model: Model) -> list[Finding]:
@@ -242,19 +283,61 @@ def _q_unused(model: Model) -> Finding:
     return Finding("note", "q unused", "run", text)
 
 
+def _further_training(
+    model: Model,
+    source: Source,
+    chosen: Tensor,
+    run: Run | None,
+    how: Mapping[str, str],
+    unused: bool,
+    seed: int,
+) -> list[Finding]:
+    """Report whether further training raises what the run maximised: log p, or its bound.
+
+    Nothing is reported if the run maximised something else, which is a finding of its own.
+    """
+    settings = None if run is None else run.settings
+    lr = None if settings is None else settings.lr
+    if unused:
+        return judge_training(model, source, chosen, "log p", exact_value, None, seed)
+    if settings is not None and (settings.penalised or settings.classify or settings.agree):
+        return []
+    batch = source.take(chosen[:1])
+    partial = split_latents(model.graph, batch)[1]
+    if settings is None or settings.bound == "elbo" or settings.schedule.objective != "bound":
+        what, plan = "the ELBO", _plan(model, batch, how, SAMPLES_DRAWN)
+        # As the run was trained: its estimator may be the reason why it did not go on.
+        trained = model.plan(how=how, samples=SAMPLES_DRAWN, partial=partial) if how else plan
+    else:
+        what = f"the bound ({settings.bound}, {settings.samples} samples)"
+        plan = trained = model.plan(
+            how=how,
+            bound=settings.bound,
+            samples=settings.samples,
+            gradient=settings.gradient,
+            resample=settings.resample,
+            partial=partial,
+        )
+    value = bound_of(plan)
+    return judge_training(model, source, chosen, what, value, lr, seed, bound_of(trained))
+
+
 def _examine_p(
     model: Model, batches: list[Batch], how: Mapping[str, str], seed: int
-) -> list[Finding]:
-    """Examine p alone: its exact evidence, and the scales of the observed variables."""
+) -> tuple[list[Finding], Tensor]:
+    """Examine p alone: its exact evidence, and the scales of the observed variables.
+
+    Return the findings, and log p per row.
+    """
     values = torch.cat([exact_evidence(model, batch) for batch in batches])
     if not bool(values.isfinite().all()):
-        return [_not_finite("log p", values)]
+        return [_not_finite("log p", values)], values
     findings = [_mean(values, "log p", "evidence", " (exact)")]
     scales = ScaleSums()
     for part in measured(model, _plan(model, batches[0], how, SAMPLES_DRAWN), batches, seed):
         scales.add(part)
     observed = [one for one in scales.findings(model) if one.about in model.graph.observed]
-    return findings + observed
+    return findings + observed, values
 
 
 def _loose(model: Model, batches: list[Batch], elbo: float) -> list[Finding]:
@@ -325,7 +408,8 @@ def _examine(
     how: Mapping[str, str],
     calibrate: bool,
     seed: int,
-) -> list[Finding]:
+) -> tuple[list[Finding], Tensor]:
+    """Examine p and q; return the findings, and the ELBO per row."""
     graph = model.graph
     usage, scales = {name: UsageSums() for name in graph.latents}, ScaleSums()
     values, kls = [], []
@@ -335,9 +419,13 @@ def _examine(
         scales.add(part)
         for name, sums in usage.items():
             sums.add(part, name)
-    findings = _bounds(torch.cat(values), behind=bool(model.untaught()))
+    elbo = torch.cat(values)
+    findings = _bounds(elbo, behind=bool(model.untaught()))
     if findings[0].level == "problem":
-        return findings
+        return findings, elbo
+    plan = _plan(model, batches[0], how, SAMPLES_DRAWN)
+    if impossible := judge_bound(model, batches[0], plan, seed):
+        return findings + impossible, elbo
     if not model.untaught():
         findings += _loose(model, batches, findings[0].figures["elbo"])
     few = {
@@ -368,7 +456,7 @@ def _examine(
         else:
             findings += judge(model, name, usage[name].usage(), reach, relies, how)
     findings += scales.findings(model)
-    return findings + (judge_calibration(model, batches, seed) if calibrate else [])
+    return findings + (judge_calibration(model, batches, seed) if calibrate else []), elbo
 
 
 def _bounds(values: Tensor, behind: bool) -> list[Finding]:

@@ -12,7 +12,28 @@ import numpy as np
 
 from aevb.diagnostics.finding import Finding
 from aevb.estimate.metric_names import OBJECTIVE, Metric
-from aevb.training.events import LABELS, ODD_DATA, REPEATED, SKIPPED, UNTAUGHT, Event, events
+from aevb.training.events import (
+    COMPILED,
+    CONVERGED,
+    DEVICE,
+    FELL_BACK,
+    LABELS,
+    LOCAL,
+    LOOSE,
+    NOT_COMPILED,
+    NOT_CONVERGED,
+    ODD_DATA,
+    ONE_SAMPLE,
+    P_ALONE,
+    PIXELS,
+    REPEATED,
+    SCHEDULE,
+    SKIPPED,
+    UNTAUGHT,
+    Event,
+    events,
+)
+from aevb.training.events import OBJECTIVE as OBJECTIVE_NOTE
 from aevb.training.run import Run
 from aevb.training.settings import penalties_of
 from aevb.training.warning_signs import fall, fell_back
@@ -20,6 +41,11 @@ from aevb.training.warning_signs import fall, fell_back
 FELL = 0.01  # fraction of the whole rise of the validation bound, lost since its best value
 AHEAD, SHARE = 1.0, 0.05  # training is ahead by more nats, and by more of the validation bound
 DATA = (*ODD_DATA, REPEATED, LABELS)  # notes before the first step that are findings
+# Notes that other findings tell, and those on how the run was made, which say nothing of the model.
+TOLD = (
+    *(*DATA, SKIPPED, UNTAUGHT, OBJECTIVE_NOTE, FELL_BACK, ONE_SAMPLE, LOOSE),
+    *(COMPILED, NOT_COMPILED, DEVICE, SCHEDULE, PIXELS, P_ALONE, CONVERGED, *LOCAL),
+)
 NATS = 0.5  # and the loss in nats that is too small to report
 
 
@@ -33,6 +59,23 @@ def judge_history(run: Run) -> list[Finding]:
         *_untaught(run),
         *_bias(run),
         *(as_finding(event) for event in events(run.rows) if event.kind in DATA),
+        *_notes(run),
+    ]
+
+
+def _notes(run: Run) -> list[Finding]:
+    """Return the notes of the run that no other finding tells."""
+    return [
+        Finding(
+            "warning" if event.kind == NOT_CONVERGED else "note",
+            event.kind or "note",
+            event.about or "run",
+            event.text,
+            {},
+            event.remedy,
+        )
+        for event in events(run.rows)
+        if event.kind not in TOLD
     ]
 
 

@@ -20,6 +20,7 @@ from aevb.model import Model
 
 OFFERS = 0.1  # p needs a latent if knowing it could add this many nats per example to the rest
 
+MOST = 0.9  # share of unused entries from which on a latent with a small KL has collapsed
 NAMED = 10  # most entries that are listed by name
 
 
@@ -41,21 +42,23 @@ def judge(
     if usage.kl_by_entry is not None:
         figures["kl by entry"] = usage.kl_by_entry.tolist()
     inactive, d = usage.inactive, model.graph.size(name)
-    dead = usage.kl / usage.steps < CARRIES * d if inactive is None else bool(inactive.all())
+    unused = 0 if inactive is None else int(inactive.sum())
+    little = usage.kl / usage.steps < CARRIES * d
+    dead = little if inactive is None else unused == d or (unused >= MOST * d and little)
     each = f", {usage.kl / usage.steps:.3f} a step" if model.graph.timed[name] else ""
     if dead:
+        rest = f"; {unused} of its {d} entries are not used" * (0 < unused < d)
         return [
             collapsed(
                 model,
                 name,
-                f"KL {usage.kl:.3f} nats per example{each}",
+                f"KL {usage.kl:.3f} nats per example{each}{rest}",
                 figures,
                 reach,
                 relies,
                 how,
             )
         ]
-    unused = 0 if inactive is None else int(inactive.sum())
     carried = (
         f"{name} carries {usage.kl:.2f} nats per example{each}; draws of p in place of q's would "
         f"cost {relies.gain:.2f} nats of the rest"
@@ -68,7 +71,12 @@ def judge(
             f"{carried}; {unused} of its {d} entries {'are' if unused > 1 else 'is'} not used "
             f"({_which(name, inactive)}activity below {ACTIVE})."
         )
-        remedy = f"This does no harm: {name} of size {d - unused} may do as well."
+        them = "they carry" if unused > 1 else "it carries"
+        remedy = (
+            f"In this model {them} nothing. This does not tell whether a model that used "
+            f"{'them' if unused > 1 else 'it'} would be better. To find out, train longer, with "
+            f"kl_warmup=… or free_bits=…, and compare() with {name} of size {d - unused}."
+        )
         findings.append(Finding("note", "unused entries", name, text, figures, remedy))
     elif not findings:
         findings.append(

@@ -424,6 +424,7 @@ def _importance(log_weights: Tensor) -> Evidence:
     notes = weight_notes(
         value,
         weights.khat,
+        weights.ess,
         samples,
         "take more samples: their approximation gap is too small as well",
     )

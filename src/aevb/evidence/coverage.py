@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aevb.derive.plan import Layout
 from aevb.evidence.result import Evidence, count
-from aevb.evidence.weights import reliable_shape
+from aevb.evidence.weights import suspect
 
 ROWS, LEAST, MOST = 256, 50, 200  # rows to compare; fewest and most weights per row
 WIDER = 2.0
@@ -54,9 +54,10 @@ def note_missed(found: Evidence, others: Mapping[str, Evidence], remedy: str) ->
         error = (other.stderr.double().square() + found.stderr[:n].double().square()).sqrt()
         fine = gap.isfinite() & error.isfinite()
         for each in (found, other):
-            khat, samples = each.diagnostics["khat"], each.diagnostics["samples"]
+            khat, ess = each.diagnostics["khat"], each.diagnostics["ess"]
             assert isinstance(khat, Tensor)
-            fine = fine & ~(khat[:n] > reliable_shape(int(samples)))
+            assert isinstance(ess, Tensor)
+            fine = fine & ~suspect(khat[:n], ess[:n], int(each.diagnostics["samples"]))
         gap, error = gap[fine], error[fine]
         if not len(gap):
             continue

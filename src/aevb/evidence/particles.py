@@ -141,7 +141,7 @@ def filtered(
         torch.cat(heaviest),
     )
     notes = weight_notes(
-        value, khat, particles, "raise samples, or train q longer", "particles of a step"
+        value, khat, ess, particles, "raise samples, or train q longer", "particles of a step"
     )
     if bad := int((ess < FEW * particles).sum()):
         notes.append(

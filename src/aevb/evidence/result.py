@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aevb.evidence.weights import ENOUGH, reliable_shape
+from aevb.evidence.weights import ENOUGH, FEW, reliable_shape, suspect
 
 if TYPE_CHECKING:
     from aevb.data.sequence_index import SequenceIndex
@@ -115,20 +115,27 @@ class Evidence:
 
 
 def weight_notes(
-    value: Tensor, khat: Tensor, samples: int, remedy: str, what: str = "weights"
+    value: Tensor,
+    khat: Tensor,
+    ess: Tensor,
+    samples: int,
+    remedy: str,
+    what: str = "weights",
 ) -> list[str]:
     """Return notes about unreliable estimates.
 
-    There is a note if Pareto's k is too high or unknown, and if a value is not finite.
+    There is a note if Pareto's k is too high and the effective sample size small, if k is unknown,
+    and if a value is not finite.
     """
     finite, threshold, notes = value.isfinite(), reliable_shape(samples), []
-    if bad := int(((khat > threshold) & finite).sum()):
+    if bad := int((suspect(khat, ess, samples) & finite).sum()):
         why = (
             f"a few of the {samples} {what} carry the mean, which may be too low, and its error "
             f"too small"
         )
         notes.append(
-            f"{count(bad, len(value))} have Pareto k above {threshold:.2f}: {why}; {remedy}."
+            f"{count(bad, len(value))} have Pareto k above {threshold:.2f} and an effective sample "
+            f"size below {FEW * samples:g}: {why}; {remedy}."
         )
     if bool((khat.isnan() & finite).any()):
         notes.append(

@@ -334,5 +334,5 @@ def _judged(model: DeclaredModel, found: Sequence[Weights], method: str, remedy:
         stderr.to(dtype),
         method,
         diagnostics,
-        tuple(weight_notes(value, khat, samples, remedy)),
+        tuple(weight_notes(value, khat, ess, samples, remedy)),
     )

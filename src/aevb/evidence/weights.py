@@ -9,6 +9,7 @@ from torch import Tensor
 
 LEAST_TAIL = 5  # fewest weights for a Pareto fit
 ENOUGH = 21  # number of weights whose largest fifth is long enough for a fit
+FEW = 0.2  # share of the samples; with a larger effective sample size no few weights dominate
 FLAT = 0.01  # nats; a flatter tail counts as no tail
 
 
@@ -100,6 +101,15 @@ def reliable_shape(samples: int) -> float:
     See Vehtari et al. (2024).
     """
     return min(1 - 1 / math.log10(max(samples, 11)), 0.7)
+
+
+def suspect(khat: Tensor, ess: Tensor, samples: int) -> Tensor:
+    """Return the mask of the rows whose estimate a few weights may carry.
+
+    Both must say so: Pareto's k is too high, and the effective sample size is below a fifth of the
+    samples. The k of weights that are nearly equal means nothing.
+    """
+    return (khat > reliable_shape(samples)) & (ess < FEW * samples)
 
 
 def pareto_shape(x: Tensor) -> Tensor:

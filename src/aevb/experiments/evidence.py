@@ -15,7 +15,7 @@ from torch import Tensor
 from aevb.diagnostics import diagnose
 from aevb.evidence import AIS, Evidence, Particles, bidirectional, curve
 from aevb.evidence.annealing import CHAINS
-from aevb.evidence.weights import reliable_shape
+from aevb.evidence.weights import suspect
 from aevb.experiments.lab import Lab, Result, check
 from aevb.laboratory import Figures, compare_estimators
 from aevb.model import Model
@@ -38,7 +38,7 @@ def beside_exact(found: Evidence, exact: Tensor) -> dict[str, Any]:
     size, and the diagnostics of the weights.
     """
     error, told = (found.value - exact).double(), found.diagnostics
-    khat, samples = told.get("khat"), told.get("samples")
+    khat, ess, samples = (told.get(name) for name in ("khat", "ess", "samples"))
     numbers: dict[str, Any] = {
         "error": error.mean(),
         "worst": error.abs().max(),
@@ -49,10 +49,10 @@ def beside_exact(found: Evidence, exact: Tensor) -> dict[str, Any]:
         "of": samples or told["chains"],
         "notes": list(found.notes),
     }
-    if isinstance(khat, Tensor) and isinstance(samples, int):
+    if isinstance(khat, Tensor) and isinstance(ess, Tensor) and isinstance(samples, int):
         numbers |= {
             "khat": _median(khat),
-            "flagged": (khat > reliable_shape(samples)).double().mean(),
+            "flagged": suspect(khat, ess, samples).double().mean(),
         }
     return {
         name: float(value) if isinstance(value, Tensor) else value

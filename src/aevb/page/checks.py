@@ -30,7 +30,7 @@ from aevb.estimate.keys import STEPS, is_mask, real_steps, variable_of
 from aevb.estimate.places import Placed, places_of
 from aevb.evidence import Evidence, curve, log_evidence
 from aevb.evidence.exact import why_not_exact
-from aevb.evidence.weights import reliable_shape
+from aevb.evidence.weights import suspect
 from aevb.model import Model
 from aevb.page.measures import work_of
 from aevb.page.packing import pack
@@ -61,6 +61,8 @@ PICTURES = {
     "fell back": "curves",
     "kl warm-up": "curves",
     "failed steps": "curves",
+    "further training": "curves",
+    "not converged": "curves",
     "objective": "curves",
     "used": "map",
     "collapse": "latents",
@@ -78,6 +80,8 @@ PICTURES = {
     "sharp likelihood": "check",
     "elbo": "evidence",
     "one weight": "evidence",
+    "worse than independent columns": "evidence",
+    "impossible bound": "evidence",
 }
 
 
@@ -124,7 +128,7 @@ def checks(
         rows = _Rows.of(model, data, seed, log_jacobian, numbers)
         found["rows"] = _described(rows.source.n, held_out)
     if rows is not None:
-        found |= _examined(rows, data, run, labels, parts, calibrate=not quick)
+        found |= _examined(rows, data, run, labels, parts, quick=quick)
         found |= _estimated(rows, parts, quick=quick)
         if not quick:
             with parts.part("predictive"):
@@ -144,7 +148,7 @@ def _examined(
     labels: Any,
     parts: _Parts,
     *,
-    calibrate: bool,
+    quick: bool,
 ) -> dict[str, Any]:
     """Return the diagnosis, the calibration and the use of the latents.
 
@@ -154,14 +158,21 @@ def _examined(
     findings: list[Finding] | None = None
     with parts.part("diagnosis"):
         diagnosis = diagnose(
-            model, data, run=run, labels=labels, rows=ROWS, calibrate=False, seed=seed
+            model,
+            data,
+            run=run,
+            labels=labels,
+            rows=ROWS,
+            calibrate=False,
+            train=not quick,
+            seed=seed,
         )
         findings, examined = list(diagnosis.findings), diagnosis.rows
         if diagnosis.of("not finite"):
             return {"diagnosis": _diagnosis(model, diagnosis)}
         if diagnosis.of("q unused"):  # the rest describes q
             return {"diagnosis": _diagnosis(model, diagnosis)}
-    if calibrate:
+    if not quick:
         with parts.part("calibration"):
             added, ranked = _calibration(model, rows.batches(ROWS), seed)
             found["calibration"] = {name: _rank_histogram(rank) for name, rank in ranked.items()}
@@ -452,10 +463,10 @@ def _evidence(found: Evidence) -> dict[str, Any]:
 
 def _untrusted(found: Evidence) -> int:
     """The number of rows whose estimate a few samples carry, which may be too low."""
-    khat, samples = found.diagnostics.get("khat"), found.diagnostics.get("samples")
-    if not isinstance(khat, Tensor) or not isinstance(samples, int):
+    khat, ess, samples = (found.diagnostics.get(name) for name in ("khat", "ess", "samples"))
+    if not isinstance(khat, Tensor) or not isinstance(ess, Tensor) or not isinstance(samples, int):
         return 0
-    return int(((khat > reliable_shape(samples)) & found.value.isfinite()).sum())
+    return int((suspect(khat, ess, samples) & found.value.isfinite()).sum())
 
 
 def histogram(values: np.ndarray, bins: int) -> dict[str, Any] | None:

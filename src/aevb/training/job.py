@@ -97,7 +97,7 @@ def prepare_job(
     ``progress`` shows how the data are checked. ``look_for_markers=False`` is for rows that the
     command line has already searched for markers of missing values.
     """
-    settings = asked if asked.lr is not None else replace(asked, lr=_usual_rate(model))
+    settings = asked if asked.lr is not None else replace(asked, lr=usual_rate(model))
     like = model._parameter()
     if like.dtype not in (torch.float32, torch.float64):
         raise ValueError(
@@ -181,7 +181,7 @@ def frozen(model: Model) -> list[str]:
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
-def _usual_rate(model: Model) -> float:
+def usual_rate(model: Model) -> float:
     """Return the default learning rate: larger for linear models than for models with networks."""
     return 2e-3 if has_hidden_layers(model) else 0.05
 
