@@ -10,6 +10,7 @@ from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
 from aevb.data.small_scales import note_small_scales
 from aevb.data.unscaled import note_unscaled
+from aevb.data.zero_starts import note_zero_starts
 from aevb.declare.families import Exact
 from aevb.estimate.batch import Batch
 from aevb.model import Model
@@ -92,6 +93,8 @@ def notes_on_scales(model: Model, rows: Batch, *, gradients: bool = True) -> Ite
     """
     for text in note_narrow_starts(model.graph, rows):
         yield Event(events.NARROW_START, "p", text)
+    for name, text, remedy in note_zero_starts(model.graph, rows):
+        yield Event(events.ZERO_START, name, text, remedy)
     for name, text, remedy in note_small_scales(model.graph, rows):
         yield Event(events.SMALL_SCALE, name, text, remedy)
     if gradients and has_hidden_layers(model):
