@@ -64,9 +64,9 @@ def _zeros_read(graph: Graph, name: str) -> int:
         if ref.name not in graph.functions or "t" not in node or "first" in node:
             continue
         inner = node["t"]
-        if isinstance(inner.spec, Deterministic) and _affine(inner.spec.network):
-            if any(one.name == name and one.lag < 0 for one in inner.key.parents):
-                found = max(found, graph.size(ref.name) // graph.size(name))
+        moves = isinstance(inner.spec, Deterministic) and _affine(inner.spec.network)
+        if moves and any(one.name == name and one.lag < 0 for one in inner.key.parents):
+            found = max(found, graph.size(ref.name) // graph.size(name))
     return found
 
 
