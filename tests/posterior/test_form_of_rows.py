@@ -150,3 +150,24 @@ def test_flat_images_are_refused_as_grey_levels_too():
         with pytest.raises(ValueError, match=re.escape(LEVELS)):
             model.elbo(x=flat)
     assert model.elbo(x=pixels).value.shape == (12,)
+
+
+def test_a_single_column_of_another_name_is_refused(tmp_path):
+    volume = pd.Series(RNG.normal(size=20), name="volume")
+    message = re.escape(
+        "x has the column 'price', but the model was trained on 'volume'. Rename it if it holds "
+        "the same quantity: frame.rename('volume') of a series, or "
+        "frame.rename(columns={'price': 'volume'})."
+    )
+    for data in ({"x": volume}, volume.to_frame(), {"x": aevb.sequences(volume.to_frame())}):
+        p = {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}
+        model = Model(p, {"z[t] | x[t]": Normal()}, seed=0)
+        fit(model, data, steps=1, progress=False)
+        model.save(tmp_path)
+        for one in (model, aevb.load(tmp_path)):
+            for other in (volume.rename("price"), volume.rename("price").to_frame()):
+                with pytest.raises(ValueError, match=f"^{message}$"):
+                    one.log_evidence(x=other)
+            for same in (volume, volume.to_frame(), volume.rename(None), volume.to_numpy()[None]):
+                rows = same.reshape(1, 20, 1) if isinstance(same, np.ndarray) else same
+                assert one.log_evidence(x=rows).value.shape == (1,)

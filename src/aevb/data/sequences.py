@@ -239,19 +239,23 @@ def frames_in_arrays(
 def column_names(
     graph: Graph, data: Mapping[str, Any], index: SequenceIndex | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of each variable whose data are a frame of several columns.
+    """Return the names of the columns of each variable whose data are a frame with names.
 
     ``index`` is that of :func:`frames_in_arrays`, which knows the names of variables with time.
     """
     timed = {} if index is None else index.columns
-    found = {name: tuple(names) for name, names in timed.items()}
+    found = {
+        name: tuple(names)
+        for name, names in timed.items()
+        if isinstance(data.get(name), Sequences) or named_columns(data.get(name))
+    }
     for name, value in data.items():
         if name not in found and (is_frame(value) or isinstance(value, Standardised)):
             found[name] = named_columns(value)
     return {
         name: columns
         for name, columns in found.items()
-        if name in graph.shapes and len(columns) > 1
+        if name in graph.shapes and columns
     }
 
 
@@ -261,7 +265,7 @@ def frame_by_variable(data: Any, graph: Graph) -> Placed:
     taken = assign(read.names, graph)
     found = {name: read[cells].variable(graph, name) for name, cells in taken.items()}
     lengths = set(read.index.lengths)
-    names = {name: tuple(columns) for name, columns in taken.items() if len(columns) > 1}
+    names = {name: tuple(columns) for name, columns in taken.items()}
     found |= {LENGTHS: lengths.pop()} if len(lengths) == 1 else {}
     return Placed(found, INDICES, names)
 
@@ -286,7 +290,7 @@ def future_in_arrays(
             )
         read = value if isinstance(value, Sequences) else _read(value, graph)
         theirs = read.variable(graph, name)
-        if len(read.names) > 1 and name in index.columns:
+        if (isinstance(value, Sequences) or named_columns(value)) and name in index.columns:
             past = index.columns[name]
             refuse_other_columns(f"{what}{name}", read.names, past, "the past has")
         found[name] = np.stack(

@@ -104,9 +104,10 @@ def columns_of(data: Any) -> ColumnNames:
 
 
 def named_columns(frame: Any) -> tuple[str, ...]:
-    """The names of the columns of a frame; none if they are numbers, or a single one."""
-    names = tuple(getattr(frame, "column_names", getattr(frame, "columns", ())))
-    return names if len(names) > 1 and all(isinstance(name, str) for name in names) else ()
+    """The names of the columns of a frame, or of a series; none if they are numbers or None."""
+    alone = (frame.name,) if hasattr(frame, "name") else ()
+    names = tuple(getattr(frame, "column_names", getattr(frame, "columns", alone)))
+    return names if all(isinstance(name, str) for name in names) else ()
 
 
 def refuse_other_columns(
@@ -119,6 +120,12 @@ def refuse_other_columns(
     def shown(names: Sequence[str]) -> str:
         return ", ".join(map(repr, names[:SHOWN])) + ", …" * (len(names) > SHOWN)
 
+    if len(found) == len(known) == 1:
+        raise ValueError(
+            f"{name} has the column {found[0]!r}, but {whose} {known[0]!r}. Rename it if it holds "
+            f"the same quantity: frame.rename({known[0]!r}) of a series, or "
+            f"frame.rename(columns={{{found[0]!r}: {known[0]!r}}})."
+        )
     order = ", in this order" if sorted(found) == sorted(known) else ""
     raise ValueError(
         f"{name} has the columns {shown(found)}, but {whose} {shown(known)}{order}. Select "
