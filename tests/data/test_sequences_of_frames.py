@@ -602,3 +602,24 @@ def test_a_dated_series_of_one_step_is_drawn_by_numbers(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="Every sequence has one step"):
         found.frame()
+
+
+def test_a_frame_whose_lines_belong_to_several_sequences_is_refused():
+    visits = pd.DataFrame(
+        {
+            "customer": np.repeat([1, 2, 3, 4], 5),
+            "visit": np.tile(np.arange(1, 6), 4),
+            "v": np.random.default_rng(0).normal(size=20),
+        }
+    )
+    message = re.escape(
+        "The column 'visit' counts repeatedly from 1 (1, 2, 3, …). If it numbers the steps, name "
+        "it, and the column that says which sequence a line belongs to, if there are several: "
+        "aevb.sequences(frame, id=…, time='visit'). If it is data, name the columns x0, x1, …."
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        aevb.sequences(visits)
+    assert len(aevb.sequences(visits, id="customer", time="visit").index.lengths) == 4
+    data = visits.set_axis(["x0", "x1", "x2"], axis=1)
+    assert aevb.sequences(data).index.lengths == [20]
+    assert aevb.sequences(visits[["visit"]]).index.lengths == [20]

@@ -15,7 +15,7 @@ import numpy as np
 
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
-from aevb.data.long_tables import Lines
+from aevb.data.long_tables import Lines, refuse_count_in_frame
 from aevb.data.preparation import Standardised
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.time_steps import ROUNDED
@@ -405,5 +405,13 @@ def _read(
     table, rows, times = split_keys(frame, id, time, () if graph is None else graph.shapes)
     if not table.columns:
         raise ValueError("The frame has no column of data beside its times.")
+    if rows is None and times is None:
+        refuse_count_in_frame(
+            {
+                name: np.asarray(table[name].to_numpy(), dtype=float)
+                for name in table.columns
+                if table[name].dtype.is_numeric()
+            }
+        )
     index, lines, filled = index_of(table, rows, times, fill=gaps == "missing")
     return Sequences(table, tuple(table.columns), index, lines, filled)
