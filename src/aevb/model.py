@@ -238,6 +238,8 @@ class Model(DeclaredModel):
         """Replace frames by arrays. Raise ValueError for other columns than those of training."""
         found = frames_in_arrays(self.graph, data, lengths)
         self.teaching.check_columns(column_names(self.graph, data, found[2]))
+        if found[2] is not None:
+            self.teaching.warn_of_other_pace(found[2].clock.pace(found[2].spacing))
         return found
 
     # The bound ------------------------------------------------------------------------------------

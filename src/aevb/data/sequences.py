@@ -252,11 +252,7 @@ def column_names(
     for name, value in data.items():
         if name not in found and (is_frame(value) or isinstance(value, Standardised)):
             found[name] = named_columns(value)
-    return {
-        name: columns
-        for name, columns in found.items()
-        if name in graph.shapes and columns
-    }
+    return {name: columns for name, columns in found.items() if name in graph.shapes and columns}
 
 
 def frame_by_variable(data: Any, graph: Graph) -> Placed:
@@ -267,7 +263,8 @@ def frame_by_variable(data: Any, graph: Graph) -> Placed:
     lengths = set(read.index.lengths)
     names = {name: tuple(columns) for name, columns in taken.items()}
     found |= {LENGTHS: lengths.pop()} if len(lengths) == 1 else {}
-    return Placed(found, INDICES, names)
+    places = replace(INDICES, pace=read.index.clock.pace(read.index.spacing))
+    return Placed(found, places, names)
 
 
 def future_in_arrays(

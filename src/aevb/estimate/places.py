@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 SHOWN = 8  # a message names at most this many rows or columns
+
+
+class Pace(NamedTuple):
+    """The time between two steps of dated sequences, in words and in seconds."""
+
+    text: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -17,12 +24,14 @@ class Places:
 
     ``lines`` holds the line number of each row; in a table with one line per step, the line numbers
     of the row's steps. It is None for arrays. ``columns`` maps a variable to its columns in the
-    table. The columns of a variable in ``wide`` are the steps of a sequence.
+    table. The columns of a variable in ``wide`` are the steps of a sequence. ``pace`` is the time
+    between two steps, if they have dates.
     """
 
     lines: Sequence[Any] | None = None
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     wide: frozenset[str] = frozenset()
+    pace: Pace | None = None
 
     def some(self, rows: Sequence[int] | np.ndarray) -> Places:
         """The places of some rows."""
