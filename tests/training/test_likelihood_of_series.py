@@ -235,3 +235,23 @@ def test_a_standardised_autoregression_is_near_the_conditional_fit():
 def test_a_series_without_axes_is_refused_with_the_call_to_write():
     with pytest.raises(ValueError, match=re.escape("write x.reshape(1, 40, 1).")):
         fit(zoo["local_level"](), {"x": noisy_walk()}, schedule=mle())
+
+
+SHORT = (
+    "Row 0 (from 0) has 10 known values, fewer than the 13 unknown starting values of p (level[0] "
+    "has 1, slope[0] has 1, season[0] has 11): it does not show every season or slope once, and "
+    "forecasts are arbitrary. Use a longer series, or a model with fewer of them."
+)
+
+
+def test_a_season_that_was_not_seen_once_is_noted():
+    x = np.random.default_rng(0).standard_normal((1, 24, 1))
+    model = zoo["seasonal"](12, seed=0).double()
+    run = fit(model, {"x": x[:, :10]}, steps=1, progress=False)
+    assert SHORT in run.notes
+    assert model.forecast(steps=1, x=x[:, :10], seed=0).notes == (SHORT,)
+    run = fit(model, {"x": x}, steps=1, progress=False)
+    assert not any("starting values" in note for note in run.notes)
+    gappy = np.where(np.arange(24)[None, :, None] % 2 == 0, x, np.nan)
+    assert "12 known values" in model.forecast(steps=1, x=gappy, seed=0).notes[0]
+    assert model.forecast(steps=1, x=x, seed=0).notes == ()

@@ -23,6 +23,7 @@ from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
 from aevb.estimate.places import INDICES, Placed, named_columns, refuse_other_columns
 
+COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 GAPS = ("refuse", "missing")
 FRAMES = {"pandas": ("DataFrame", "Series"), "polars": ("DataFrame",), "pyarrow": ("Table",)}
 
@@ -100,6 +101,12 @@ class Sequences(Mapping[str, "Sequences"]):
         for name in self.names:
             column = self.frame[name]
             if not (column.dtype.is_numeric() or column.dtype == nw.Boolean):
+                if column.dtype == nw.String and column.str.contains(COMMA).all():
+                    raise ValueError(
+                        f"The column {name!r} holds texts with a decimal comma, such as "
+                        f"{column[0]!r}, not numbers. Read the file with "
+                        f"pd.read_csv(…, decimal=',') (polars: decimal_comma=True)"
+                    )
                 raise ValueError(
                     f"The column {name!r} holds {column.dtype}, not numbers. Leave it out, or "
                     f"number its categories from 0"

@@ -8,6 +8,7 @@ import torch
 
 from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
+from aevb.data.short_series import note_short_series
 from aevb.data.small_scales import note_small_scales
 from aevb.data.unscaled import note_unscaled
 from aevb.data.zero_starts import note_zero_starts
@@ -93,6 +94,8 @@ def notes_on_scales(model: Model, rows: Batch, *, gradients: bool = True) -> Ite
     """
     for text in note_narrow_starts(model.graph, rows):
         yield Event(events.NARROW_START, "p", text)
+    if (short := note_short_series(model.graph, rows)) is not None:
+        yield Event(events.SHORT, "data", short)
     for name, text, remedy in note_zero_starts(model.graph, rows):
         yield Event(events.ZERO_START, name, text, remedy)
     for name, text, remedy in note_small_scales(model.graph, rows):
