@@ -29,6 +29,7 @@ _FROM = {  # keep in step with __init__.pyi, which type checkers read
     "data.sequences": ("Sequences", "sequences"),
     "derive.divergences": ("register_kl",),
     "estimate.bound": ("Bound",),
+    "estimate.family_check": ("FamilyCheck", "check_family"),
     "evidence": ("AIS", "Evidence", "Particles", "bidirectional"),
     "evidence.amortisation": ("Gap",),
     "declare.families": (

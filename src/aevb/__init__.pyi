@@ -32,6 +32,7 @@ from aevb.declare.switching import switching
 from aevb.derive.divergences import register_kl
 from aevb.diagnostics import Diagnosis, diagnose
 from aevb.estimate.bound import Bound
+from aevb.estimate.family_check import FamilyCheck, check_family
 from aevb.evidence import AIS, Evidence, Particles, bidirectional
 from aevb.evidence.amortisation import Gap
 from aevb.forecasting import Beliefs, Forecast
@@ -63,6 +64,7 @@ __all__ = [
     "Diagnosis",
     "Evidence",
     "Exact",
+    "FamilyCheck",
     "Forecast",
     "Gap",
     "Laplace",
@@ -87,6 +89,7 @@ __all__ = [
     "alternate",
     "attention",
     "bidirectional",
+    "check_family",
     "compare",
     "compare_estimators",
     "conv",

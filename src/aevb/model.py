@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,11 @@ from aevb.runtime.evaluation_mode import evaluating
 from aevb.runtime.seeding import seeded
 from aevb.runtime.suggestions import did_you_mean
 
+Result = TypeVar("Result", Beliefs, Evidence, Forecast, Imputation)
+UNTRAINED = (
+    "No parameter of this model was trained or set: the result is that of its initial weights. "
+    "Train it first, by aevb.fit(model, …)."
+)
 DIGESTED = 2**22  # no checksum of p's weights is computed for more parameters than this
 # The metadata key, in the weights file, of the record which of q's factors were trained.
 TEACHING = "aevb teaching"
@@ -132,6 +137,12 @@ class Model(DeclaredModel):
         False
         """
         return self._initial is not None and self._initial == self._digest()
+
+    def _noted(self, found: Result) -> Result:
+        """Add a note to a result if p has parameters that were neither trained, loaded nor set."""
+        if not self.theta() or not self.untouched():
+            return found
+        return replace(found, notes=(*found.notes, UNTRAINED))
 
     # Copies and explanations ----------------------------------------------------------------------
 
@@ -227,6 +238,8 @@ class Model(DeclaredModel):
         """Replace frames by arrays. Raise ValueError for other columns than those of training."""
         found = frames_in_arrays(self.graph, data, lengths)
         self.teaching.check_columns(column_names(self.graph, data, found[2]))
+        if found[2] is not None:
+            self.teaching.warn_of_other_pace(found[2].clock.pace(found[2].spacing))
         return found
 
     # The bound ------------------------------------------------------------------------------------
@@ -369,7 +382,7 @@ class Model(DeclaredModel):
         if found.method not in ("exact", "prior"):
             note = untrained_gaps_note(self, self.teaching, batch)
             found = replace(found, notes=(*found.notes, *([note] if note else [])))
-        return found if index is None else replace(found, index=index)
+        return self._noted(found if index is None else replace(found, index=index))
 
     @sharing_cores()
     def gap(
@@ -587,7 +600,7 @@ class Model(DeclaredModel):
             ),
             samples,
         )
-        return found if index is None else replace(found, index=index)
+        return self._noted(found if index is None else replace(found, index=index))
 
     # Sequences ------------------------------------------------------------------------------------
 
@@ -646,7 +659,7 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        return found if index is None else self._forecast_in(found, index)
+        return self._noted(found if index is None else self._forecast_in(found, index))
 
     def _forecast_in(self, found: Forecast, index: SequenceIndex) -> Forecast:
         """Return a forecast of frames, whose score takes frames of the future too."""
@@ -702,9 +715,9 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        if index is None:
-            return found
-        return replace(found, index=index, notes=named(found.notes, index.ids))
+        if index is not None:
+            found = replace(found, index=index, notes=named(found.notes, index.ids))
+        return self._noted(found)
 
     @sharing_cores()
     def smooth(
@@ -750,9 +763,9 @@ class Model(DeclaredModel):
             seed=seed,
             lengths=lengths,
         )
-        if index is None:
-            return found
-        return replace(found, index=index, notes=named(found.notes, index.ids))
+        if index is not None:
+            found = replace(found, index=index, notes=named(found.notes, index.ids))
+        return self._noted(found)
 
     def distribution(self, variable: str, parents: Mapping[str, Any] | None = None) -> Distribution:
         """The conditional of a variable in p, given values of its parents.

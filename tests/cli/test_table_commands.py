@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from aevb import cli, load_table
+from aevb.cli.series_hint import series_hint
 from aevb.cli.table_files import own_names, read_table_file, rounded_cells, write_beside
 from aevb.cli.table_text import schema_text
 from aevb.tables import Schema
@@ -1244,3 +1245,19 @@ def test_odd_layouts_come_back_with_all_rows(tmp_path, text):
         for row in file.frame.to_pylist()
     ]
     assert [row[:-1] for row in rows] == typed
+
+
+def test_a_table_that_looks_like_a_time_series_names_the_command():
+    months = [f"{2020 + i // 12}-{i % 12 + 1:02}-01" for i in range(24)]
+    sales = np.random.default_rng(0).normal(size=24)
+    arrow = pa.table({"month": months, "sales": sales})
+    text, command = series_hint("my sales.csv", arrow)
+    assert text == (
+        "'month' has one line per step, 1 month apart, so this looks like a time series. A model "
+        "of tables takes its lines as unrelated. For forecasts:"
+    )
+    assert command == "aevb train local_level --data 'my sales.csv' --out series"
+    assert series_hint("t", arrow.take(list(range(23, -1, -1)))) is None
+    assert series_hint("t", pa.concat_tables([arrow, arrow])) is None
+    assert series_hint("t", arrow.select(["sales"])) is None
+    assert series_hint("t", pa.table({"a": sales, "b": sales})) is None

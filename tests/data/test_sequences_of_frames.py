@@ -322,8 +322,8 @@ BAD_FRAMES = {
         "The times 'time' are of type str (first: 'a'), neither numbers nor dates. Convert them: "
         "pd.to_datetime(…), or .to_timestamp(). If they name the sequences, use aevb.sequences(",
     ),
-    "dates as text": (
-        lambda: sequences(pl.DataFrame({"t": ["2024-01-01"], "x": [1.0]})),
+    "dates of another form as text": (
+        lambda: sequences(pl.DataFrame({"t": ["1/31/2024"], "x": [1.0]})),
         "The times 't' are of type String, neither numbers nor dates. Convert them, e.g. "
         "frame.with_columns(pl.col('t').str.to_datetime()).",
     ),
@@ -646,3 +646,52 @@ def test_a_dated_series_of_one_step_is_drawn_by_numbers(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 1000
     with pytest.raises(ValueError, match="Every sequence has one step"):
         found.frame()
+
+
+def test_a_frame_whose_lines_belong_to_several_sequences_is_refused():
+    visits = pd.DataFrame(
+        {
+            "customer": np.repeat([1, 2, 3, 4], 5),
+            "visit": np.tile(np.arange(1, 6), 4),
+            "v": np.random.default_rng(0).normal(size=20),
+        }
+    )
+    message = re.escape(
+        "The column 'visit' counts repeatedly from 1 (1, 2, 3, …). If it numbers the steps, name "
+        "it, and the column that says which sequence a line belongs to, if there are several: "
+        "aevb.sequences(frame, id=…, time='visit'). If it is data, name the columns x0, x1, …."
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        aevb.sequences(visits)
+    assert len(aevb.sequences(visits, id="customer", time="visit").index.lengths) == 4
+    data = visits.set_axis(["x0", "x1", "x2"], axis=1)
+    assert aevb.sequences(data).index.lengths == [20]
+    assert aevb.sequences(visits[["visit"]]).index.lengths == [20]
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table])
+@pytest.mark.parametrize("name", ["date", "when"])
+def test_texts_that_are_dates_are_times(make, name):
+    months = ["2024-01-31", "2024-02-29", "2024-03-31"]
+    read = aevb.sequences(make({name: months, "v": [1.0, 2.0, 4.0]}))
+    assert repr(read) == (
+        f"1 sequence of 3 steps ({name} 2024-01-31 to 2024-03-31, 1 month apart): v"
+    )
+
+
+def test_texts_that_are_no_dates_are_not_times():
+    frame = pd.DataFrame({"date": ["2024-01-31", "2024-02-31"], "v": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="The times 'date' are of type .* neither numbers nor"):
+        aevb.sequences(frame)
+    indexed = pd.DataFrame({"v": [1.0, 2.0]}, index=["2024-01", "2024-02"])
+    assert "1 month apart" in repr(aevb.sequences(indexed))
+
+
+def test_a_decimal_comma_is_named():
+    frame = pd.DataFrame({"t": [1, 2], "v": ["1,5", "-0,25"]})
+    message = re.escape(
+        "x: The column 'v' holds texts with a decimal comma, such as '1,5', not numbers. Read the "
+        "file with pd.read_csv(…, decimal=',') (polars: decimal_comma=True)."
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        aevb.zoo.local_level().log_evidence(x=frame)

@@ -29,7 +29,8 @@ class Density(td.Distribution):
 
 class Drawn(Density):
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        return self.centre.expand(self._extended_shape(torch.Size(sample_shape))).clone()
+        shape = self._extended_shape(torch.Size(sample_shape))
+        return self.centre + (torch.rand(shape) / torch.rand(shape)).log()
 
 
 class WithMean(Drawn):

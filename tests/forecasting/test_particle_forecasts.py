@@ -359,7 +359,7 @@ def test_few_particles_are_noted(monkeypatch):
         model.filter(x=x, samples=50, seed=0, method="particles"),
         model.smooth(x=x, samples=50, seed=0, method="particles"),
     ):
-        (note,) = found.notes
+        note, _ = found.notes
         assert note.startswith("1 row has a step at which only ")
         assert note in repr(found)
 

@@ -8,6 +8,9 @@ import torch
 
 import aevb
 from aevb import Model, Normal, fit, predictive_check
+from aevb.cli.data_argument import batches
+from aevb.data.datasets import load
+from aevb.runtime.checked_files import DataWarning
 
 pd = pytest.importorskip("pandas")
 RNG = np.random.default_rng(0)
@@ -166,3 +169,62 @@ def test_flat_images_are_refused_as_grey_levels_too():
         with pytest.raises(ValueError, match=re.escape(LEVELS)):
             model.elbo(x=flat)
     assert model.elbo(x=pixels).value.shape == (12,)
+
+
+def test_a_single_column_of_another_name_is_refused(tmp_path):
+    volume = pd.Series(RNG.normal(size=20), name="volume")
+    message = re.escape(
+        "x has the column 'price', but the model was trained on 'volume'. Rename it if it holds "
+        "the same quantity: frame.rename('volume') of a series, or "
+        "frame.rename(columns={'price': 'volume'})."
+    )
+    for data in ({"x": volume}, volume.to_frame(), {"x": aevb.sequences(volume.to_frame())}):
+        p = {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1)}
+        model = Model(p, {"z[t] | x[t]": Normal()}, seed=0)
+        fit(model, data, steps=1, progress=False)
+        model.save(tmp_path)
+        for one in (model, aevb.load(tmp_path)):
+            for other in (volume.rename("price"), volume.rename("price").to_frame()):
+                with pytest.raises(ValueError, match=f"^{message}$"):
+                    one.log_evidence(x=other)
+            for same in (volume, volume.to_frame(), volume.rename(None), volume.to_numpy()[None]):
+                rows = same.reshape(1, 20, 1) if isinstance(same, np.ndarray) else same
+                assert one.log_evidence(x=rows).value.shape == (1,)
+
+
+def test_steps_of_another_length_are_warned_of(tmp_path):
+    def sales(frequency):
+        times = pd.date_range("2020-01-31", periods=24, freq=frequency)
+        return pd.Series(np.sin(np.arange(24.0)), times, name="sales")
+
+    p = {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1, scale="learned")}
+    model = Model(p, {"z[t] | x[t]": Normal()}, seed=0)
+    fit(model, {"x": sales("ME")}, steps=1, progress=False)
+    model.save(tmp_path)
+    message = re.escape(
+        "The steps are 1 day apart, but those that the model was trained on are 1 month apart. A "
+        "step of the model has the length of the training steps: aggregate the data to it, or "
+        "train a model on them."
+    )
+    for one in (model, aevb.load(tmp_path)):
+        with pytest.warns(DataWarning, match=f"^{message}$"):
+            one.forecast(steps=1, x=sales("D"))
+        for same in (sales("MS"), sales("ME").to_period("M"), sales("ME").reset_index(drop=True)):
+            one.forecast(steps=1, x=same)
+    fit(model, sales("D").to_frame(), steps=1, progress=False)
+    model.forecast(steps=1, x=sales("B"))  # days, without those of weekends
+
+
+def test_files_with_steps_of_another_length_are_warned_of(tmp_path):
+    lines = [f"{i},{value:.3f}" for i, value in enumerate(np.sin(np.arange(24.0)))]
+    for name, frequency in (("monthly", "ME"), ("daily", "D")):
+        times = pd.date_range("2020-01-31", periods=24, freq=frequency)
+        rows = [f"{time:%Y-%m-%d},{line.split(',')[1]}" for time, line in zip(times, lines)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["date,sales", *rows]) + "\n")
+    p = {"z[t] | z[t-1]": Normal(1), "x[t] | z[t]": Normal(1, scale="learned")}
+    model = Model(p, {"z[t] | x[t]": Normal()}, seed=0)
+    fit(model, tmp_path / "monthly.csv", steps=1, progress=False)
+    assert model.teaching.pace.text == "1 month"
+    data = load(str(tmp_path / "daily.csv"), model.graph).train.data
+    with pytest.warns(DataWarning, match="^The steps are 1 day apart, but .* 1 month apart"):
+        batches(model, data)

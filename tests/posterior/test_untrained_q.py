@@ -27,6 +27,7 @@ from aevb import (
     em,
     fit,
     joint,
+    linear,
     load,
     load_run,
     mle,
@@ -34,10 +35,12 @@ from aevb import (
     predictive_check,
 )
 from aevb.estimate.gap_patterns import GapPatterns
+from aevb.model import UNTRAINED
 from aevb.posterior import training_record
 from aevb.predictive.replicate import complete
 from aevb.runtime.checked_files import DataWarning
 from aevb.training.schedules import Phase, Schedule
+from aevb.zoo import zoo
 
 NAN = math.nan
 
@@ -678,3 +681,35 @@ def test_a_linear_model_forecasts_exactly_though_its_q_is_trained():
                 found.sd["x"][:, t, 0], (c**2 * variance + 0.09).sqrt(), atol=1e-5
             )
     assert (found.sd["x"][:, 5] > found.sd["x"][:, 4]).all() or float(a.abs()) < 1
+
+
+RESULTS = {
+    "forecast": lambda model, x: model.forecast(steps=1, x=x, seed=0),
+    "filter": lambda model, x: model.filter(x=x, seed=0),
+    "smooth": lambda model, x: model.smooth(x=x, seed=0),
+    "impute": lambda model, x: model.impute(x=x, seed=0),
+    "log_evidence": lambda model, x: model.log_evidence(x=x, seed=0),
+}
+
+
+@pytest.mark.parametrize("call", RESULTS)
+def test_results_of_initial_weights_say_so(call):
+    x = torch.randn(1, 20, 1, generator=torch.Generator().manual_seed(0)).double()
+    x[0, 3] = torch.nan
+    model = zoo.local_level(seed=0).double()
+    assert RESULTS[call](model, x).notes == (UNTRAINED,)
+    assert repr(RESULTS[call](model, x)).endswith("\n" + UNTRAINED)
+    with torch.no_grad():
+        model.factors["p(x[t]|level[t])"].vectors["scale"].fill_(0.3)
+    assert RESULTS[call](model, x).notes == ()
+    fitted = zoo.local_level(seed=0).double()
+    fit(fitted, {"x": x}, steps=2, progress=False)
+    assert RESULTS[call](fitted, x).notes == ()
+
+
+def test_a_model_without_parameters_needs_no_training():
+    walk = Normal(1, net=linear(bias=False, fixed={"level[t-1]": 1}), scale=1.0)
+    seen = Normal(1, net=linear(bias=False, fixed={"level[t]": 1}), scale=1.0)
+    p = {"level[t] | level[t-1]": walk, "x[t] | level[t]": seen}
+    model = Model(p, {"level[t] | x[t]": Normal()})
+    assert model.forecast(steps=1, x=torch.zeros(1, 5, 1)).notes == ()

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 from torch.nn.functional import softplus
 
 from aevb import Deterministic, Model, Normal, fit, linear, mle, mlp
+from aevb.data import standardise
 from aevb.training.coordinates import LEAST, SMALL, _scale_factor
 from aevb.training.maximum_likelihood import constant_functions
 from aevb.zoo import zoo
@@ -184,6 +185,73 @@ def test_data_far_outside_a_prior_are_noted():
             assert "Standardise x, or declare a larger scale: Normal(…, scale=" in found[0]
 
 
+ZEROS = (
+    "p reads the values of x before its first step as 0, but x has the mean 49.94 and the standard "
+    "deviation 0.787. This distorts the coefficients and the forecasts. Train on x = "
+    "aevb.data.standardise(x), whose mean is 0 (on the command line, --prepare standardise); or "
+    'give the values, as zoo.ar(start="given") does.'
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "mean", "count"),
+    [
+        (zoo["ar"](lags=3), 50.0, 1),
+        (zoo["ar"](lags=3), 0.0, 0),
+        (Model({"x[t] | x[t-1]": Normal(1, scale="learned")}, {}), 50.0, 1),
+        (
+            Model({"x[0]": Normal(1, scale=1e3), "x[t] | x[t-1]": Normal(1, scale="learned")}, {}),
+            50.0,
+            0,
+        ),
+        (zoo["switching"](u=0, autoregressive=True), 50.0, 1),
+    ],
+)
+def test_zeros_before_a_series_far_from_0_are_noted(model, mean, count):
+    x = mean + np.random.default_rng(0).standard_normal((1, 40, 1))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        run = fit(model.double(), {"x": x}, schedule=mle(), steps=1, progress=False)
+    found = [row["note"] for row in run.rows if row.get("kind") == "zeros before the series"]
+    assert found == [ZEROS] * count
+    assert {str(one.message) for one in warned} >= set(found)
+
+
+def test_a_standardised_autoregression_is_near_the_conditional_fit():
+    """The zeros are then the mean: the coefficients differ little from those given the start."""
+    rng = np.random.default_rng(1)
+    x = np.zeros(200)
+    for t in range(2, 200):
+        x[t] = 0.5 * x[t - 1] + 0.2 * x[t - 2] + rng.standard_normal()
+    x = 100 + x
+    rows = np.stack([np.ones(198), x[1:-1], x[:-2]], 1)
+    wanted = np.linalg.lstsq(rows, x[2:], rcond=None)[0][1:]
+    model = zoo["ar"](lags=2, seed=0).double()
+    fit(model, {"x": standardise(x.reshape(1, -1, 1))}, progress=False)
+    weights = model.factors["p(x[t]|past[t])"].net.blocks.weights["past[t]"]
+    np.testing.assert_allclose(weights.detach()[0], wanted, atol=0.02)
+
+
 def test_a_series_without_axes_is_refused_with_the_call_to_write():
     with pytest.raises(ValueError, match=re.escape("write x.reshape(1, 40, 1).")):
         fit(zoo["local_level"](), {"x": noisy_walk()}, schedule=mle())
+
+
+SHORT = (
+    "Row 0 (from 0) has 10 known values, fewer than the 13 unknown starting values of p (level[0] "
+    "has 1, slope[0] has 1, season[0] has 11): it does not show every season or slope once, and "
+    "forecasts are arbitrary. Use a longer series, or a model with fewer of them."
+)
+
+
+def test_a_season_that_was_not_seen_once_is_noted():
+    x = np.random.default_rng(0).standard_normal((1, 24, 1))
+    model = zoo["seasonal"](12, seed=0).double()
+    run = fit(model, {"x": x[:, :10]}, steps=1, progress=False)
+    assert SHORT in run.notes
+    assert model.forecast(steps=1, x=x[:, :10], seed=0).notes == (SHORT,)
+    run = fit(model, {"x": x}, steps=1, progress=False)
+    assert not any("starting values" in note for note in run.notes)
+    gappy = np.where(np.arange(24)[None, :, None] % 2 == 0, x, np.nan)
+    assert "12 known values" in model.forecast(steps=1, x=gappy, seed=0).notes[0]
+    assert model.forecast(steps=1, x=x, seed=0).notes == ()

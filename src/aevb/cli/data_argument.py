@@ -170,6 +170,7 @@ def batches(model: Model, data: Mapping[str, Any]) -> list[dict[str, Tensor]]:
     from aevb.data.sources import open_source
 
     source = open_source(model.graph, data, model._parameter())
+    model.teaching.warn_of_other_pace(source.places.pace)
     return [
         source.take(torch.arange(start, min(source.n, start + ROWS)))
         for start in range(0, source.n, ROWS)

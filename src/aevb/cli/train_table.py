@@ -17,6 +17,7 @@ from aevb.cli.choose_by_bic import choose_by_bic
 from aevb.cli.missing_marks import Mark, words_of
 from aevb.cli.model_argument import is_run
 from aevb.cli.options import check_resume, fit_device, in_its_words, record_command, silent
+from aevb.cli.series_hint import series_hint
 from aevb.cli.serve import page_beside
 from aevb.cli.table_files import TableFile, read_table_file
 from aevb.cli.table_models import DENSITY, read_arguments
@@ -160,6 +161,8 @@ def train_table(
             f"{'held out' if options.hold_out else 'of ' + str(options.validation)}.",
             "",
         ]
+    if file.large is None and (hint := series_hint(table, file.frame)) is not None:
+        notes += [paragraph(hint[0]), f"  {hint[1]}", ""]
     tell = _nothing if quiet else print
     tell("\n".join(notes))
     if name == DENSITY:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,6 +329,7 @@ def _split(
             if table.lines is None
             else Places(np.split(table.lines[by_row.nearest], by_row.starts[1:]), taken)
         )
+        places = replace(places, pace=by_row.clock.pace(by_row.spacing))
         return Placed(found | stacked, places), by_row
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).rstrip('.')}.") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -12,6 +13,8 @@ import numpy as np
 from aevb.data.long_tables import Keys, Lines, row_among, step_among
 from aevb.data.sequence_index import ROW, STEP, Clock, Key, SequenceIndex
 from aevb.data.time_steps import MOST, SUBTRACT, Spacing, UnevenError, date_format, spacing_of
+
+ISO = re.compile(r"\d{4}-\d\d(-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?)?")
 
 
 def split_keys(
@@ -53,11 +56,35 @@ def split_keys(
             raise ValueError(f"{found_two}. Or name it: aevb.sequences(frame, {word}=…).") from None
         if name is not None:
             found[word] = table[name]
+    if "time" not in found and numbers is None:
+        dates = [name for name in free if _holds_dates(table[name])]
+        if len(dates) == 1:
+            found["time"] = table[dates[0]]
     if numbers is not None and "time" not in found and "id" not in found:
         found["time"] = numbers
     named = [value.name for value in found.values() if isinstance(value, nw.Series)]
     keys = {word: key_of(word, value, library, levels) for word, value in found.items()}
     return table.drop(named), keys.get("id"), keys.get("time")
+
+
+def _holds_dates(column: Any) -> bool:
+    """Return whether a column holds dates, or texts that all are dates such as 2024-03-01."""
+    import narwhals as nw
+
+    if column.dtype in (nw.Date, nw.Datetime):
+        return True
+    return column.dtype in (nw.String, nw.Object) and _iso(column.to_numpy()) is not None
+
+
+def _iso(values: np.ndarray) -> np.ndarray | None:
+    """Read texts that all are dates of ISO 8601 without a time zone; else None."""
+    texts = values.tolist()
+    if not texts or not all(isinstance(text, str) and ISO.fullmatch(text) for text in texts):
+        return None
+    try:
+        return np.array([text.replace(" ", "T") for text in texts], "datetime64[us]")
+    except ValueError:  # 2024-02-31
+        return None
 
 
 def _refuse_twice(names: list[str]) -> None:
@@ -143,6 +170,8 @@ def key_of(word: str, values: Any, library: str, levels: int = 1) -> Key:
             Clock("date", zone),
             None if utc is None else _micro(utc.dt.replace_time_zone(None).to_numpy()),
         )
+    if kind == nw.String and (dates := _iso(values.to_numpy())) is not None:
+        return Key(name, dates, Clock("date", days=_whole_days(dates)))
     example = (
         f"frame.with_columns(pl.col({name!r}).str.to_datetime())"
         if library == "polars"
@@ -199,11 +228,17 @@ def _of_pandas(word: str, values: Any, place: str) -> Key:
 
         numbers = _numbers(name, values.to_numpy(), fix)
         return Key(STEP if values.name is None else name, numbers)
+    if (dates := _iso(values.to_numpy())) is not None:
+        return Key(name, dates, Clock("date", days=_whole_days(dates)))
     raise ValueError(
         f"The times {name!r} are of type {values.dtype} (first: {values[0]!r}), neither numbers "
         f"nor dates. Convert them: {reset}pd.to_datetime(…), or .to_timestamp(). If they name the "
         f"sequences, use aevb.sequences(frame, id=…)."
     )
+
+
+def _whole_days(times: np.ndarray) -> bool:
+    return bool((times == times.astype("datetime64[D]")).all())
 
 
 def _micro(values: np.ndarray) -> np.ndarray:

@@ -451,6 +451,22 @@ def refuse_count(values: np.ndarray, columns: Sequence[str], name: str) -> None:
             )
 
 
+def refuse_count_in_frame(columns: Mapping[str, np.ndarray]) -> None:
+    """Refuse a frame without ids and times if one of several columns counts its lines."""
+    names = list(columns)
+    stems = {re.sub(r"\d+$", "", name) for name in names}
+    if len(names) < 2 or (len(stems) == 1 and stems.isdisjoint(names)):  # x0, x1, …
+        return
+    for name, column in columns.items():
+        if what := _counting(column):
+            raise ValueError(
+                f"The column {name!r} {what}. If it numbers the steps, name it, and the column "
+                f"that says which sequence a line belongs to, if there are several: "
+                f"aevb.sequences(frame, id=…, time={name!r}). If it is data, name the columns x0, "
+                f"x1, …."
+            )
+
+
 def _named_after(name: str, columns: Sequence[str]) -> bool:
     """Return whether the header names these columns after the variable (``x0``, ``x1``, …)."""
     return all(re.fullmatch(rf"{re.escape(name)}[ _.\-]?\d+", column) for column in columns)

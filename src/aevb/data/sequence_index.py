@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 
 from aevb.data.time_steps import DAY, Spacing
+from aevb.estimate.places import Pace
 
 ROW, STEP = "row", "step"
 # The units of the frequencies of pandas' periods; names changed with its version 2.2.
@@ -25,6 +26,12 @@ PERIODS = {
     **dict.fromkeys(("h", "H"), "hour"),
     **dict.fromkeys(("min", "T"), "minute"),
     **dict.fromkeys(("s", "S"), "second"),
+}
+MONTH = 2_629_800.0  # seconds, on average
+SECONDS = {
+    **{"year": 12 * MONTH, "quarter": 3 * MONTH, "month": MONTH, "week": 7 * 86_400.0},
+    **{"business day": 86_400.0, "day": 86_400.0, "hour": 3600.0, "minute": 60.0, "second": 1.0},
+    "microsecond": 1e-6,
 }
 NO_SPACING = (
     "Every sequence has one step, so the time between two steps is unknown, and later steps have "
@@ -83,6 +90,22 @@ class Clock:
             return str(spacing)
         unit = PERIODS.get(str(self.frequency).lstrip("0123456789").partition("-")[0], "period")
         return f"{spacing} {unit}{'s' * (spacing.size != 1)}"
+
+    def pace(self, spacing: Spacing | None) -> Pace | None:
+        """Return the time between two steps; None for steps that are numbered.
+
+        Months have the mean length of one.
+
+        >>> Clock("date").pace(Spacing("month", 3))
+        Pace(text='3 months', seconds=7889400.0)
+        """
+        if spacing is None or self.kind == "number":
+            return None
+        unit, text = spacing.unit, self.distance(spacing)
+        if self.kind == "period":
+            unit = text.removeprefix(f"{spacing} ").removesuffix("s")
+        seconds = SECONDS.get(unit)
+        return None if seconds is None else Pace(text, seconds * spacing.size)
 
     def text(self, time: Any) -> str:
         """Write one time for a message."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from aevb.data.files import assign
 from aevb.data.frame_times import index_of, split_keys
-from aevb.data.long_tables import Lines
+from aevb.data.long_tables import Lines, refuse_count_in_frame
 from aevb.data.preparation import Standardised
 from aevb.data.sequence_index import SequenceIndex
 from aevb.data.time_steps import ROUNDED
@@ -23,6 +23,7 @@ from aevb.declare.graph import Graph
 from aevb.estimate.keys import LENGTHS
 from aevb.estimate.places import INDICES, Placed, named_columns, refuse_other_columns
 
+COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 GAPS = ("refuse", "missing")
 FRAMES = {"pandas": ("DataFrame", "Series"), "polars": ("DataFrame",), "pyarrow": ("Table",)}
 
@@ -100,6 +101,12 @@ class Sequences(Mapping[str, "Sequences"]):
         for name in self.names:
             column = self.frame[name]
             if not (column.dtype.is_numeric() or column.dtype == nw.Boolean):
+                if column.dtype == nw.String and column.str.contains(COMMA).all():
+                    raise ValueError(
+                        f"The column {name!r} holds texts with a decimal comma, such as "
+                        f"{column[0]!r}, not numbers. Read the file with "
+                        f"pd.read_csv(…, decimal=',') (polars: decimal_comma=True)"
+                    )
                 raise ValueError(
                     f"The column {name!r} holds {column.dtype}, not numbers. Leave it out, or "
                     f"number its categories from 0"
@@ -239,20 +246,20 @@ def frames_in_arrays(
 def column_names(
     graph: Graph, data: Mapping[str, Any], index: SequenceIndex | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of each variable whose data are a frame of several columns.
+    """Return the names of the columns of each variable whose data are a frame with names.
 
     ``index`` is that of :func:`frames_in_arrays`, which knows the names of variables with time.
     """
     timed = {} if index is None else index.columns
-    found = {name: tuple(names) for name, names in timed.items()}
+    found = {
+        name: tuple(names)
+        for name, names in timed.items()
+        if isinstance(data.get(name), Sequences) or named_columns(data.get(name))
+    }
     for name, value in data.items():
         if name not in found and (is_frame(value) or isinstance(value, Standardised)):
             found[name] = named_columns(value)
-    return {
-        name: columns
-        for name, columns in found.items()
-        if name in graph.shapes and len(columns) > 1
-    }
+    return {name: columns for name, columns in found.items() if name in graph.shapes and columns}
 
 
 def frame_by_variable(data: Any, graph: Graph) -> Placed:
@@ -261,9 +268,10 @@ def frame_by_variable(data: Any, graph: Graph) -> Placed:
     taken = assign(read.names, graph)
     found = {name: read[cells].variable(graph, name) for name, cells in taken.items()}
     lengths = set(read.index.lengths)
-    names = {name: tuple(columns) for name, columns in taken.items() if len(columns) > 1}
+    names = {name: tuple(columns) for name, columns in taken.items()}
     found |= {LENGTHS: lengths.pop()} if len(lengths) == 1 else {}
-    return Placed(found, INDICES, names)
+    places = replace(INDICES, pace=read.index.clock.pace(read.index.spacing))
+    return Placed(found, places, names)
 
 
 def future_in_arrays(
@@ -286,7 +294,7 @@ def future_in_arrays(
             )
         read = value if isinstance(value, Sequences) else _read(value, graph)
         theirs = read.variable(graph, name)
-        if len(read.names) > 1 and name in index.columns:
+        if (isinstance(value, Sequences) or named_columns(value)) and name in index.columns:
             past = index.columns[name]
             refuse_other_columns(f"{what}{name}", read.names, past, "the past has")
         found[name] = np.stack(
@@ -401,5 +409,13 @@ def _read(
     table, rows, times = split_keys(frame, id, time, () if graph is None else graph.shapes)
     if not table.columns:
         raise ValueError("The frame has no column of data beside its times.")
+    if rows is None and times is None:
+        refuse_count_in_frame(
+            {
+                name: np.asarray(table[name].to_numpy(), dtype=float)
+                for name in table.columns
+                if table[name].dtype.is_numeric()
+            }
+        )
     index, lines, filled = index_of(table, rows, times, fill=gaps == "missing")
     return Sequences(table, tuple(table.columns), index, lines, filled)

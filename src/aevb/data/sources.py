@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -588,7 +589,10 @@ def read_arrays(data: Any, graph: Graph) -> dict[str, Any]:
         if index is not None and lengths is not None:
             plain[LENGTHS] = lengths
         columns = {**columns_of(data), **column_names(graph, read, index)}
-        return Placed(plain, places_of(data), columns)
+        places = places_of(data)
+        if index is not None:
+            places = replace(places, pace=index.clock.pace(index.spacing))
+        return Placed(plain, places, columns)
     if isinstance(data, torch.utils.data.IterableDataset):
         return read_stream(data, graph)
     if isinstance(data, torch.utils.data.Dataset):

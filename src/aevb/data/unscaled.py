@@ -60,13 +60,13 @@ def note_unscaled(graph: Graph, columns: Mapping[str, Moments]) -> Iterator[tupl
 def moments_of(graph: Graph, rows: Mapping[str, Tensor]) -> dict[str, Moments]:
     """Return the moments of the columns of each observed variable with a location and a scale."""
     return {
-        name: _moments(rows, name, timed=graph.timed[name])
+        name: moments(rows, name, timed=graph.timed[name])
         for name in graph.observed
         if name in rows and isinstance(graph.rule("p", name).spec, LocationScale)
     }
 
 
-def _moments(rows: Mapping[str, Tensor], name: str, *, timed: bool) -> Moments:
+def moments(rows: Mapping[str, Tensor], name: str, *, timed: bool) -> Moments:
     """Return the moments of each column; 0 without a known value."""
     known = torch.ones((), dtype=torch.bool)
     for mask in masks_of(rows, name, timed=timed):

@@ -66,6 +66,13 @@ def closed_form_kl(q: Conditional, p: Conditional) -> Callable[[Any, Any], Tenso
     return _KL.get((type(q), type(p)))
 
 
+def closed_forms(
+    q: type[Conditional],
+) -> list[tuple[type[Conditional], Callable[[Any, Any], Tensor]]]:
+    """The families p, each with KL(q‖p), for which a closed form is known."""
+    return [(p, function) for (family, p), function in _KL.items() if family is q]
+
+
 @register_kl(Normal, Normal)
 def _kl_normal(q: td.Normal, p: td.Normal) -> Tensor:
     ratio = (q.scale / p.scale).square()

@@ -21,6 +21,7 @@ from aevb.derive.explain import describe
 from aevb.derive.plan import Plan, derive
 from aevb.estimate import noise as noises
 from aevb.estimate.batch import Batch, prepare
+from aevb.estimate.family_check import warn_of_wrong_families
 from aevb.estimate.keys import mask_of
 from aevb.runtime.devices import device_named
 from aevb.runtime.evaluation_mode import drops_units, evaluating
@@ -88,6 +89,11 @@ class DeclaredModel(nn.Module):
         self.missing = missing
         self.factors = nn.ModuleDict(
             {entry.id: self._build(entry) for entry in self.graph.entries()}
+        )
+        warn_of_wrong_families(
+            (entry, factor)
+            for entry in self.graph.entries()
+            if isinstance(factor := self.factors[entry.id], Factor)
         )
         self._plans: dict[Any, Plan] = {}
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 SHOWN = 8  # a message names at most this many rows or columns
+
+
+class Pace(NamedTuple):
+    """The time between two steps of dated sequences, in words and in seconds."""
+
+    text: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -17,12 +24,14 @@ class Places:
 
     ``lines`` holds the line number of each row; in a table with one line per step, the line numbers
     of the row's steps. It is None for arrays. ``columns`` maps a variable to its columns in the
-    table. The columns of a variable in ``wide`` are the steps of a sequence.
+    table. The columns of a variable in ``wide`` are the steps of a sequence. ``pace`` is the time
+    between two steps, if they have dates.
     """
 
     lines: Sequence[Any] | None = None
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     wide: frozenset[str] = frozenset()
+    pace: Pace | None = None
 
     def some(self, rows: Sequence[int] | np.ndarray) -> Places:
         """The places of some rows."""
@@ -104,9 +113,10 @@ def columns_of(data: Any) -> ColumnNames:
 
 
 def named_columns(frame: Any) -> tuple[str, ...]:
-    """The names of the columns of a frame; none if they are numbers, or a single one."""
-    names = tuple(getattr(frame, "column_names", getattr(frame, "columns", ())))
-    return names if len(names) > 1 and all(isinstance(name, str) for name in names) else ()
+    """The names of the columns of a frame, or of a series; none if they are numbers or None."""
+    alone = (frame.name,) if hasattr(frame, "name") else ()
+    names = tuple(getattr(frame, "column_names", getattr(frame, "columns", alone)))
+    return names if all(isinstance(name, str) for name in names) else ()
 
 
 def refuse_other_columns(
@@ -119,6 +129,12 @@ def refuse_other_columns(
     def shown(names: Sequence[str]) -> str:
         return ", ".join(map(repr, names[:SHOWN])) + ", …" * (len(names) > SHOWN)
 
+    if len(found) == len(known) == 1:
+        raise ValueError(
+            f"{name} has the column {found[0]!r}, but {whose} {known[0]!r}. Rename it if it holds "
+            f"the same quantity: frame.rename({known[0]!r}) of a series, or "
+            f"frame.rename(columns={{{found[0]!r}: {known[0]!r}}})."
+        )
     order = ", in this order" if sorted(found) == sorted(known) else ""
     raise ValueError(
         f"{name} has the columns {shown(found)}, but {whose} {shown(known)}{order}. Select "

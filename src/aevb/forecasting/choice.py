@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+from aevb.data.short_series import note_short_series
 from aevb.estimate.batch import Batch, completed, split_latents
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.evidence.methods import why_not_filtered
@@ -80,7 +81,9 @@ def forecast_past(
     rules = {name: model.graph.rule("p", name).spec for name in found.mean}
     classes = frozenset(name for name, spec in rules.items() if spec.categorical)
     discrete = frozenset(name for name, spec in rules.items() if spec.support.is_discrete)
-    return replace(found, _classes=classes, _discrete=discrete)
+    short = note_short_series(model.graph, past.batch)
+    notes = found.notes if short is None else (*found.notes, short)
+    return replace(found, notes=notes, _classes=classes, _discrete=discrete)
 
 
 def filter_of(

@@ -66,9 +66,10 @@ def imputation_card(imputation: Any) -> Markup:
             if mean.shape == mask.shape:
                 cells.append((f"{name}[{where}]", short(mean[at]), f"± {short(sd[at])}"))
     return (
-        _title(repr(imputation))
+        _title(repr(imputation).partition("\n")[0])
         + table(("variable", ".missing cells", ".cells"), counts)
         + (table(("some cells", ".mean", ".standard deviation"), cells) if cells else Markup(""))
+        + notes(imputation.notes)
     )
 
 

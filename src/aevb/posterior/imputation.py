@@ -37,7 +37,8 @@ class Imputation:
     known cells), ``draws`` joint draws [S, N, …] for multiple imputation. ``missing`` marks the
     imputed cells. Classes are probabilities; entries beyond the end of a sequence are NaN.
     ``method`` is "exact" if mean and sd are exact, "q" if they are averages over ``samples`` draws,
-    and "particles" or "importance" if they are averages over weighted draws.
+    and "particles" or "importance" if they are averages over weighted draws. ``notes`` are reasons
+    not to trust the numbers.
     """
 
     mean: dict[str, Tensor]
@@ -52,6 +53,7 @@ class Imputation:
     # Exact mixtures of normals of the cells, [N, T, K, d]; empty for other families and methods.
     _mixtures: Mapping[str, Components] = field(repr=False, default_factory=dict)
     _discrete: frozenset[str] = frozenset()  # counts, classes and 0-1 variables
+    notes: tuple[str, ...] = ()
 
     def quantile(self, levels: float | Sequence[float]) -> dict[str, Tensor]:
         """Return quantiles of each cell, [Q, N, …] by variable; a known cell is its own quantile.
@@ -142,8 +144,9 @@ class Imputation:
             "q": f"q, {self.samples} draws",
             "particles": f"a particle filter, {self.samples} draws",
         }.get(self.method, f"weighted draws of q, {self.samples} of them")
-        return f"{cells} of {', '.join(self.missing)} filled by {how}" + (
-            f" ({self.why})" if self.why else ""
+        why = f" ({self.why})" if self.why else ""
+        return "\n".join(
+            [f"{cells} of {', '.join(self.missing)} filled by {how}{why}", *self.notes]
         )
 
     def _repr_html_(self) -> str:

@@ -21,7 +21,7 @@ from aevb.data.sources import Source
 from aevb.estimate.declared_model import DeclaredModel
 from aevb.estimate.gap_patterns import GapPatterns
 from aevb.estimate.keys import masks_of
-from aevb.estimate.places import ColumnNames, refuse_other_columns
+from aevb.estimate.places import ColumnNames, Pace, refuse_other_columns
 from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.devices import wide
@@ -30,6 +30,7 @@ Digest = tuple[float, ...]
 Ranges = dict[str, tuple[Tensor, Tensor]]  # float64 in host memory
 FAR = 2  # widths of a column's range from which a value lies far outside it
 LARGEST_PIXEL = 2  # images prepared by hand may leave [0, 1] a little, grey levels leave it far
+OTHER_PACE = 1.5  # ratio of the times between two steps from which they differ
 MOST_COLUMNS = 1000  # variables with more columns, such as images, have no ranges
 
 
@@ -75,7 +76,7 @@ class Teaching:
     ``patterns``: how they lie beside one another; None if that is not known. ``ranges``: per
     observed variable, the smallest and largest training value of every column. ``columns``: per
     variable that was a frame, the names of its columns. ``pixels``: per variable that was images of
-    bytes, how they were prepared.
+    bytes, how they were prepared. ``pace``: the time between two steps, if they had dates.
     """
 
     def __init__(self, model: DeclaredModel) -> None:
@@ -86,6 +87,7 @@ class Teaching:
         self.ranges: Ranges = {}
         self.columns: dict[str, tuple[str, ...]] = {}
         self.pixels: dict[str, str] = {}
+        self.pace: Pace | None = None
         self.record(model, dict.fromkeys(with_weights(model)))
 
     @property
@@ -144,12 +146,14 @@ class Teaching:
         ranges: Mapping[str, tuple[Tensor, Tensor]],
         columns: ColumnNames,
         pixels: Mapping[str, str],
+        pace: Pace | None = None,
     ) -> None:
         """Record the smallest and largest values of the training rows, and their form.
 
-        The names of their columns and the preparation of their images replace those of earlier
-        rows.
+        The names of their columns, the preparation of their images and the time between their
+        steps replace those of earlier rows.
         """
+        self.pace = pace
         for name in (*model.graph.observed, *model.graph.given):
             self.columns.pop(name, None)
             self.pixels.pop(name, None)
@@ -169,6 +173,20 @@ class Teaching:
         for name, found in columns.items():
             if name in self.columns:
                 refuse_other_columns(name, found, self.columns[name])
+
+    def warn_of_other_pace(self, pace: Pace | None) -> None:
+        """Warn if the steps are not as far apart as those of the training rows."""
+        if pace is None or self.pace is None:
+            return
+        if not 1 / OTHER_PACE < pace.seconds / self.pace.seconds < OTHER_PACE:
+            warnings.warn(
+                DataWarning(
+                    f"The steps are {pace.text} apart, but those that the model was trained on are "
+                    f"{self.pace.text} apart. A step of the model has the length of the training "
+                    f"steps: aggregate the data to it, or train a model on them."
+                ),
+                stacklevel=frames_of_aevb(),
+            )
 
     def check_levels(self, model: DeclaredModel, batch: Mapping[str, Tensor]) -> None:
         """Raise ValueError for grey levels, if training prepared images of bytes."""
@@ -289,6 +307,7 @@ class Teaching:
             },
             "columns": {name: list(columns) for name, columns in self.columns.items()},
             "pixels": dict(self.pixels),
+            "pace": None if self.pace is None else list(self.pace),
         }
 
     def restore(self, model: DeclaredModel, state: Mapping[str, object] | None) -> None:
@@ -314,6 +333,10 @@ class Teaching:
             for name, columns in kept.get("columns", {}).items()
             if isinstance(columns, list)
         }
+        pace = stored.get("pace")
+        self.pace = None
+        if isinstance(pace, list) and len(pace) == 2 and isinstance(pace[1], int | float):
+            self.pace = Pace(str(pace[0]), float(pace[1])) if pace[1] > 0 else None
         self.pixels = {name: str(how) for name, how in kept.get("pixels", {}).items()}
         reasons = (
             {

@@ -22,6 +22,8 @@ P_ALONE = "p trained alone"
 REPEATED = "repeated values"
 BIASED = "biased gradient"
 NARROW_START = "narrow start"  # the data lie far outside the prior of a latent
+ZERO_START = "zeros before the series"  # p reads them, and the data are far from 0
+SHORT = "short series"  # fewer known values than p has unknown starting values
 SMALL_SCALE = "small scale"  # the fixed scale of a likelihood is far below the spread of the data
 UNSCALED = "unscaled data"  # the data are far from mean 0 and standard deviation 1
 MARKER = "marker of missing values"  # a number such as -999 repeats far outside the others
@@ -41,7 +43,7 @@ TRACKER = "tracker failed"
 # published.
 LOCAL = (FOLDER, TRACKER)
 # Events that say that results may be wrong: odd data, and signs of failed training.
-ODD_DATA = (NARROW_START, SMALL_SCALE, UNSCALED, MARKER)
+ODD_DATA = (NARROW_START, ZERO_START, SMALL_SCALE, UNSCALED, MARKER)
 WARNINGS = (*ODD_DATA, FELL_BACK, ONE_SAMPLE, LOOSE)
 
 

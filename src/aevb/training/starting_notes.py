@@ -8,9 +8,11 @@ import torch
 
 from aevb.data.narrow_starts import note_narrow_starts
 from aevb.data.repeated_values import LOOK, note_numbering, note_repeated_rows
+from aevb.data.short_series import note_short_series
 from aevb.data.small_scales import note_small_scales
 from aevb.data.sources import Source
 from aevb.data.unscaled import moments_of, note_unscaled
+from aevb.data.zero_starts import note_zero_starts
 from aevb.declare.families import Exact
 from aevb.estimate.batch import Batch
 from aevb.model import Model
@@ -104,6 +106,10 @@ def notes_on_scales(model: Model, rows: Batch, *, new: bool = True) -> Iterator[
     """
     for text in note_narrow_starts(model.graph, rows):
         yield Event(events.NARROW_START, "p", text)
+    if (short := note_short_series(model.graph, rows)) is not None:
+        yield Event(events.SHORT, "data", short)
+    for name, text, remedy in note_zero_starts(model.graph, rows):
+        yield Event(events.ZERO_START, name, text, remedy)
     columns = moments_of(model.graph, rows)
     for name, text, remedy in note_small_scales(model.graph, columns):
         yield Event(events.SMALL_SCALE, name, text, remedy)

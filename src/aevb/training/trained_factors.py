@@ -17,7 +17,7 @@ def record_trained_factors(job: Job, step: int, left_alone: str | None) -> None:
         return
     model, objective = job.model, job.settings.schedule.objective
     source = job.source
-    model.teaching.saw(model, source.extents, source.columns, source.pixels)
+    model.teaching.saw(model, source.extents, source.columns, source.pixels, source.places.pace)
     untrained = {
         name: f"{name} was known in every training row, so that q({name}|·) was not trained"
         for name in known_everywhere(job)

@@ -134,8 +134,8 @@ def ar(x: int = 1, lags: int = 2, *, start: str = "zeros", seed: int | None = No
     Arguments:
         x: Number of series.
         lags: Number of last values that x reads.
-        start: The values before the series are "zeros", or "given" as ``before``: the last values,
-            the newest first.
+        start: The values before the series are "zeros", for data with mean near 0, or "given" as
+            ``before``: the last values, the newest first.
         seed: Decides the initial weights, as in :class:`aevb.Model`.
 
     Returns:
