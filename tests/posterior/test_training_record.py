@@ -51,7 +51,7 @@ def test_columns_are_named_as_those_of_the_training_frame():
     model = Model({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Normal()})
     fit(model, {"x": frame}, steps=2, progress=False)
     with pytest.warns(DataWarning, match="In x, column mass lies far .* median of column mass is"):
-        model.elbo(x=frame.assign(mass=30.0), seed=0)
+        model.posterior(x=frame.assign(mass=30.0))
 
 
 def test_a_bound_that_is_not_finite_is_warned_of():

@@ -30,6 +30,7 @@ from aevb.tables.columns import (
     warn_of_words,
 )
 from aevb.tables.date_texts import read_dates
+from aevb.tables.doubtful import warn_of_doubtful
 from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.large_columns import EncodedRows, read_columns
@@ -183,14 +184,17 @@ class Schema:
             found = read_columns(frame, kinds or {}, drop, words)
             schema = cls(tuple(found), "pyarrow", missing_words=words)._with_variables()._checked()
             few = read_table(frame.sample.take(some_rows(frame.sample.num_rows)))
-            warn_of_repeated(schema.used, list(schema._read(few, warn=False).values()))
+            compared = list(schema._read(few, warn=False).values())
+            warn_of_repeated(schema.used, compared)
+            warn_of_doubtful(schema.used, compared, rows=False)
             return schema
         table = read_table(frame)
         if not table.rows:
             raise ValueError("The table has no rows.")
         _check_names([*(kinds or {}), *drop], table.names)
         words = tuple(word.strip().lower() for word in missing)
-        columns, compared, rows = [], list[np.ndarray](), some_rows(table.rows)
+        columns, rows = [], some_rows(table.rows)
+        compared = []
         for name in table:
             if name in drop:
                 columns.append(dropped(name))
@@ -208,8 +212,7 @@ class Schema:
             column = column_of(name, cells.dtype, facts, choice)
             columns.append(column)
             if column.used:
-                some = replace(cells, values=cells.values[rows], missing=cells.missing[rows])
-                compared.append(checked_cells(column, some))
+                compared.append(checked_cells(column, cells))
         if table.rows == 1:
             raise ValueError(
                 "The table has one row, from which no kinds and scales can be read. Read the "
@@ -220,7 +223,8 @@ class Schema:
             ._with_variables()
             ._checked()
         )
-        warn_of_repeated(schema.used, compared)
+        warn_of_repeated(schema.used, [values[rows] for values in compared])
+        warn_of_doubtful(schema.used, compared)
         return schema
 
     def _checked(self) -> Schema:
