@@ -10,6 +10,7 @@ from pyarrow import parquet as pq
 
 from aevb.data import large_tables, parquet, read_frame
 from aevb.data.large_tables import open_large
+from aevb.runtime.checked_files import DataWarning
 from aevb.tables import Schema, kinds, large_columns
 
 N = 1000

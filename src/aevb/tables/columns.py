@@ -13,6 +13,7 @@ import numpy as np
 
 from aevb.data.markers import marker_warnings
 from aevb.runtime.checked_files import DataWarning
+from aevb.runtime.suggestions import did_you_mean
 from aevb.tables.amounts import Amounts
 from aevb.tables.date_texts import DateTexts, with_iso_dates
 from aevb.tables.kinds import (
@@ -143,7 +144,9 @@ def dropped(name: str) -> Column:
 
 def asked_choice(name: str, facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
     if kind not in KINDS:
-        raise ValueError(f"Unknown kind {kind!r}. The kinds are {', '.join(KINDS)}.")
+        raise ValueError(
+            f"Unknown kind {kind!r}. The kinds are {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
+        )
     if (reason := why_not(facts, kind)) is not None:
         raise ValueError(f"Column {name!r} cannot be of kind {kind}: {reason}.")
     if likelihood is not None and (kind != "count" or likelihood not in COUNTS):

@@ -14,7 +14,7 @@ import numpy as np
 from aevb.runtime.checked_files import DataWarning
 from aevb.tables.columns import Column, date_text
 from aevb.tables.far_cells import ENOUGH, FAR, FEW, distances
-from aevb.tables.kinds import SPIKE
+from aevb.tables.kinds import SPIKE, by_itself
 
 WIDER = 2.0  # times the standard deviation without far cells, from which they are told
 ROWS = 1000  # at most, in which a column is compared with others
@@ -110,7 +110,7 @@ def _name_text(column: Column, known: np.ndarray) -> str:
 def _rare_text(column: Column, known: int) -> str:
     """Say that a text has mostly rare levels; "" if it has not."""
     levels = len(column.levels)
-    if column.facts.type != "text" or column.reason.startswith("as asked"):
+    if column.facts.type != "text" or not by_itself(column.reason):
         return ""
     if levels <= MANY or known >= RARE * levels:
         return ""

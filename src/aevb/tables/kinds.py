@@ -296,6 +296,11 @@ def _chosen(cells: Cells, facts: Facts) -> Choice:
     return choice
 
 
+def by_itself(reason: str) -> bool:
+    """Whether a column has its kind by its cells, and not because a user asked for it."""
+    return not reason.startswith("as asked")
+
+
 def _beyond(facts: Facts) -> bool:
     """Whether float64 cannot tell neighbouring whole numbers apart."""
     assert facts.low is not None
