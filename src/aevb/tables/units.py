@@ -46,6 +46,7 @@ def warn_of_unit(column: Column, values: np.ndarray, dtype: str) -> None:
         or _outside(column, known / factor) > LEFT
     ):
         return
+    low, high = column.facts.low, column.facts.high or 0.0
     fix, told = "Check it", ""
     shown_cell = date_text if column.kind == "date" else _short
     if column.kind in ("real", "positive"):
@@ -57,7 +58,7 @@ def warn_of_unit(column: Column, values: np.ndarray, dtype: str) -> None:
     warnings.warn(
         f"Column {column.name!r} lies far from the cells that the schema was read from: its "
         f"median is {shown_cell(float(np.median(known)))}, and they were "
-        f"{shown_cell(column.facts.low)} to {shown_cell(column.facts.high)}.{told} Has it another "
+        f"{shown_cell(low)} to {shown_cell(high)}.{told} Has it another "
         f"unit? {fix}.",
         DataWarning,
         stacklevel=5,
