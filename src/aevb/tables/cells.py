@@ -30,13 +30,15 @@ def typed(column: Column, values: np.ndarray, dtype: str, *, rounded: bool = Tru
         return dates.texts(values)
     if column.listed:
         levels = values.tolist()
-        if dtype == "String" and not any(isinstance(one, str) for one in column.levels):
+        texts = any(isinstance(one, str) for one in column.levels)
+        if dtype == "String" and not texts:
             return [spelled(level) for level in levels]
-        if dtype.startswith(("Int", "UInt")):
+        whole = all(str(one).lstrip("-").isdigit() for one in column.levels)
+        if texts and whole and dtype.startswith(("Int", "UInt")):  # 2007 of the level "2007"
             return [int(level) for level in levels]
         if dtype == "Boolean":
             return [bool(level) for level in levels]
-        if dtype.startswith("Float"):
+        if dtype.startswith("Float") and not texts:
             return [float(level) for level in levels]
         return list(levels)
     if column.kind == "date":

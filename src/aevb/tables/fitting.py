@@ -241,11 +241,15 @@ def least_shares(model: Model, data: Data) -> float | Sequence[float]:
 
 
 def _least(values: np.ndarray) -> float:
-    distinct = np.unique(values[~np.isnan(values)])
-    gaps, variance = np.diff(distinct), float(np.nanvar(values)) if len(distinct) > 1 else 0.0
+    gaps, variance = np.diff(np.unique(values[~np.isnan(values)])), _variance(values)
     if not variance:
         return LEAST
     return float(np.clip((gaps.min() / 2) ** 2 / variance, LEAST, MOST))
+
+
+def _variance(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.var()) if len(known) else 0.0
 
 
 def at_limit(model: Model, data: Data) -> list[AtLimit]:
@@ -279,8 +283,9 @@ def _held(model: Model, data: Data, classes: list[str]) -> Tensor:
         return torch.zeros(0, 0)
     factor: Any = model.factors[rule.id]
     shares = torch.as_tensor(least_shares(model, data), dtype=torch.float64)
-    variance = torch.as_tensor(np.nanvar(np.asarray(data["x"], dtype=float), 0))
-    limit = NEAR * (shares * variance).sqrt()
+    columns = np.asarray(data["x"], dtype=float).T
+    variance = torch.tensor([_variance(column) for column in columns], dtype=torch.float64)
+    limit = NEAR * (shares * variance).sqrt().clamp_min(1e-12)
     with torch.no_grad():
         if "scale" in factor.vectors:
             return (F.softplus(factor.vectors["scale"]) < limit).unsqueeze(0)
@@ -303,24 +308,30 @@ def _warn_of_limits(schema: Schema, model: Model, data: Data) -> None:
     )
     collapsed, held = ([one for one in found if one.sound is sound] for sound in (False, True))
     column = (
-        "leave a redundant column out (schema.without), or make a column that repeats a few values "
-        'one of levels (schema.with_kind(name, "ordered"))'
+        "leave a redundant column out ({without}), or make a column that repeats a few values one "
+        "of levels ({kind})"
     )
     if collapsed:
-        warnings.warn(
+        _warn(
             f"Collapsed: {_described(schema, collapsed, several)}. The density there is set by a "
-            f"lower limit of the scale, not by the data. Take fewer clusters or factors, {column}.",
-            DataWarning,
-            stacklevel=5,
+            f"lower limit of the scale, not by the data. Take fewer clusters or factors, ",
+            column,
         )
     if held:
-        warnings.warn(
+        _warn(
             f"A scale is at its lower limit: {_described(schema, held, several)}. log p of these "
             f"rows depends on the limit, {LEAST**0.5:.0%} of the standard deviation or half the "
-            f"smallest distance between cells. To avoid it, {column}.",
-            DataWarning,
-            stacklevel=5,
+            f"smallest distance between cells. To avoid it, ",
+            column,
         )
+
+
+def _warn(text: str, column: str) -> None:
+    python = column.format(without="schema.without", kind='schema.with_kind(name, "ordered")')
+    warning = DataWarning(f"{text}{python}.")
+    options = column.format(without="aevb train … --without NAME", kind="--kind NAME=ordered")
+    warning.for_commands = f"{text}{options}."
+    warnings.warn(warning, stacklevel=6)
 
 
 def _described(schema: Schema, found: Sequence[AtLimit], several: bool) -> str:
