@@ -49,11 +49,11 @@ def warn_of_changed_constants(
 
 
 def warn_of_unfilled(columns: Sequence[Column], table: Table, words: Sequence[str]) -> None:
-    """Warn of missing cells that are not filled, because their column is left out."""
+    """Warn of columns that are not filled, because the schema's table had no cell of them."""
     told = []
     for column in _left_out(columns, table):
         count = int(table.cells(column.name, words).missing.sum())
-        if count:
+        if count and not column.facts.distinct:
             told.append(f"{count} of {column.name!r} ({column.reason})")
     if told:
         more = f" and {len(told) - SHOWN} more columns" if len(told) > SHOWN else ""
