@@ -215,7 +215,11 @@ def _unseen_pattern(
         # A category is one column of the user's table, however many entries it has.
         step, row = divmod(int(gone.sum(-1).argmax()), gone.shape[1])
         lacked = [labels[i] for i in gone[step, row].nonzero()[:, 0].tolist()]
-        whole = {name for name, _ in lacked if model.graph.rule("p", name).spec.categorical}
+        whole = {
+            name
+            for name, _ in lacked
+            if any(entry.spec.categorical for entry in model.graph.p[name].values())
+        }
         count = len(whole) + sum(name not in whole for name, _ in lacked)
         lack = f"{count} columns at once"
         return _counted(many, "lacks", "lack", lack, first_row, places)
