@@ -35,7 +35,7 @@ from aevb.export import Exported, export_model
 from aevb.forecasting import Beliefs, Forecast, filter_of, forecast_of, named, smooth_of
 from aevb.model_folder import write_model
 from aevb.posterior import Imputation, Posterior, impute, posterior_of, untrained_gaps_note
-from aevb.posterior.training_record import Teaching
+from aevb.posterior.training_record import Teaching, not_finite_text
 from aevb.runtime.callers import frames_of_aevb
 from aevb.runtime.checked_files import DataWarning
 from aevb.runtime.contention import sharing_cores
@@ -309,6 +309,7 @@ class Model(DeclaredModel):
         batch = self.prepare(steps=steps, lengths=lengths, gaps=True, **data)
         if (note := untrained_gaps_note(self, self.teaching, batch)) is not None:
             warnings.warn(DataWarning(note), stacklevel=frames_of_aevb())
+        self.teaching.warn_of_other_units(self, batch)
         clamped, partial = split_latents(self.graph, batch)
         plan = self.plan(
             how=how,
@@ -324,9 +325,12 @@ class Model(DeclaredModel):
         else:
             self._check_noise(plan, batch, noise)
         with self._in_its_precision():
-            return estimate(
+            found = estimate(
                 plan, self.factors, batch, noise, temperature=temperature, kl_weight=kl_weight
             )
+        if self.teaching.trained and (told := not_finite_text(found.value)) is not None:
+            warnings.warn(DataWarning(f"The bound {told}"), stacklevel=frames_of_aevb())
+        return found
 
     @sharing_cores()
     def log_evidence(

@@ -829,3 +829,32 @@ def test_runs_without_classes_say_what_to_do_for_them(aevb):
         more = () if model == "fa" else ("--set", "likelihood=Normal", "--set", "y=2")
         aevb("train", model, "--data", "t.npz", *more, "--steps", "2", "--out", model)
         assert advice in aevb("cluster", model, code=2)
+
+
+def test_a_bound_that_is_not_finite_ends_with_an_error(aevb):
+    x = np.random.default_rng(0).normal(size=(40, 3)) * [1, 1, 0.01]
+    np.save("x.npy", x)
+    np.save("large.npy", x * 1e30)
+    normal = (*SMALL, "--set", "likelihood=Normal")
+    aevb("train", "vae", "--data", "x.npy", *normal, "--steps", 20, "--out", "run", "-q")
+    printed = aevb("evaluate", "run", "--data", "large.npy", code=2)
+    assert "columns 0, 1, 2 lie far from the rows that the model was trained on" in printed
+    assert "Give the columns in the order and the units of the training rows." in printed
+    assert "Not finite: elbo, x" in printed
+    assert "lie far" not in aevb("evaluate", "run", "--data", "x.npy")
+
+
+def test_numbers_from_0_to_1_are_prepared_images(aevb):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
+    np.save("bytes.npy", pixels)
+    np.save("floats.npy", ((pixels + 0.5) / 256).astype(np.float32))
+    np.save("levels.npy", pixels.astype(np.float32))
+    aevb("train", "vae", "--data", "bytes.npy", *SMALL, "--steps", 20, "--out", "run", "-q")
+    printed = {name: aevb("evaluate", "run", "--data", f"{name}.npy") for name in
+               ("bytes", "levels", "floats")}  # fmt: skip
+    bounds = {name: figures(text)["elbo"] for name, text in printed.items()}
+    assert bounds["levels"] == bounds["bytes"]
+    assert bounds["floats"] == pytest.approx(bounds["bytes"], abs=0.2)
+    note = "floats.npy holds numbers from 0 to 1, which are taken as prepared (dequantise), not as"
+    assert note in printed["floats"]
+    assert "as prepared" not in printed["bytes"] + printed["levels"]

@@ -3,6 +3,7 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ def trained(tmp_path=None):
 
 def uses(model, x):
     return [
+        lambda: model.elbo(x=x, seed=0),
         lambda: model.log_evidence(x=x),
         lambda: model.posterior(x=x),
         lambda: model.impute(x=x),
@@ -42,6 +44,22 @@ def test_rows_in_other_units_are_warned_of_and_prepared_ones_are_not():
     swapped = np.asarray(prepared)[:20] + 100.0
     with pytest.warns(DataWarning, match="In x, columns 0, 1 lie far"):
         model.log_evidence(x=swapped)
+
+
+def test_columns_are_named_as_those_of_the_training_frame():
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(50, 2)), columns=["height", "mass"])
+    model = Model({"z": Normal(1), "x | z": Normal(2)}, {"z | x": Normal()})
+    fit(model, {"x": frame}, steps=2, progress=False)
+    with pytest.warns(DataWarning, match="In x, column mass lies far .* median of column mass is"):
+        model.posterior(x=frame.assign(mass=30.0))
+
+
+def test_a_bound_that_is_not_finite_is_warned_of():
+    model, _, prepared = trained()
+    x = np.array(prepared)
+    x[3] = 1e25
+    with pytest.warns(DataWarning, match=r"The bound is -inf in 1 of 200 rows .*row 3\)"):
+        assert model.elbo(x=x, seed=0).value[3] == -np.inf
 
 
 def test_missing_cells_and_single_outliers_are_no_other_unit():

@@ -13,7 +13,12 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
 from aevb.runtime.checked_files import DataWarning
-from aevb.sklearn import FactorAnalysis, MixtureClusterer, VariationalAutoencoder
+from aevb.sklearn import (
+    FactorAnalysis,
+    MixtureClusterer,
+    TableDensity,
+    VariationalAutoencoder,
+)
 from aevb.sklearn.columns import Columns
 
 WINE, KINDS = load_wine(return_X_y=True)
@@ -253,3 +258,9 @@ def test_columns_keep_their_digits():
     np.testing.assert_allclose(read.restore(read.standardise(X)), X)
     with pytest.raises(ValueError, match="Column 0 .* spans more than the range"):
         Columns.read(X * [1.7e8, 1, 1])
+
+
+def test_a_repeated_column_of_a_density_is_told():
+    X = np.column_stack([WINE[:, :3], 2 * WINE[:, 1]])
+    with pytest.warns(DataWarning, match="Column: '3' is 2 · '1'. .* Drop it"):
+        TableDensity(random_state=0).fit(X)

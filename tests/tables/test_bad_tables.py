@@ -451,3 +451,21 @@ def test_arrow_strings_and_nulls():
     schema = Schema.read(table)
     assert schema["b"].levels == ("x", "y", "z")
     assert schema["b"].missing == 10
+
+
+def test_names_that_are_nearly_right_are_suggested():
+    frame = {"body_mass_g": RNG.normal(size=N), "year": RNG.integers(2007, 2010, N)}
+    schema = Schema.read(frame)
+    with pytest.raises(ValueError, match="Did you mean 'category'"):
+        schema.with_kind("year", "categry")
+    with pytest.raises(ValueError, match="Rename 'body_mas_g' to 'body_mass_g'"):
+        schema.encode({"body_mas_g": frame["body_mass_g"], "year": frame["year"]})
+    with pytest.raises(ValueError, match="at most 256 clusters, .* got 300"):
+        schema.mixture(300)
+
+
+def test_far_dates_are_written_as_dates():
+    days = np.datetime64("2020-01-01") + np.arange(N)
+    schema = Schema.read({"day": days, "x": RNG.normal(size=N)})
+    with pytest.warns(DataWarning, match="its median is 2089-12-01, and they were 2020-01-01 to 2"):
+        schema.encode({"day": np.array(["2089-12-01"], "M8[D]"), "x": [0.0]})

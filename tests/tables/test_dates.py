@@ -168,3 +168,28 @@ def test_written_dates_are_those_of_python_objects():
         *(datetime.date(1970, 1, 1) + datetime.timedelta(days=n) for n in (0, 0, 2)),
         *[datetime.date(9999, 12, 31)] * 2,
     ]
+
+
+def test_iso_texts_are_dates_of_a_column_of_dates():
+    random = np.random.default_rng(0)
+    days = pd.date_range("2021-01-01", periods=60)
+    frame = pd.DataFrame({"day": days, "x": random.normal(size=60)})
+    fitted = Schema.read(frame).fit_default(frame)
+    texts = frame.assign(day=frame["day"].dt.strftime("%Y-%m-%d"))
+    pd.testing.assert_frame_equal(fitted.score(texts), fitted.score(frame))
+    texts.loc[3, "day"] = None
+    filled = fitted.impute(texts)["day"]
+    assert datetime.date.fromisoformat(filled[3]) > datetime.date(2020, 12, 1)
+    with pytest.raises(ValueError, match="'day' had dates .* and now holds text"):
+        fitted.score(frame.assign(day="tomorrow"))
+
+
+@pytest.mark.parametrize(("step", "unit"), [("D", "1D"), ("h", "1h"), ("s", "1s")])
+def test_filled_and_drawn_times_are_as_fine_as_those_of_the_table(step, unit):
+    random = np.random.default_rng(0)
+    days = pd.Timestamp("2021-03-01") + pd.to_timedelta(random.integers(0, 90, 60), unit=step)
+    frame = pd.DataFrame({"at": days.to_series(index=range(60)), "x": random.normal(size=60)})
+    frame.loc[:4, "at"] = None
+    fitted = Schema.read(frame).fit_default(frame)
+    for times in (fitted.sample(20, seed=0)["at"], fitted.impute(frame)["at"]):
+        assert (times == pd.to_datetime(times).dt.round(unit)).all()

@@ -517,7 +517,8 @@ def test_a_trained_model_goes_on_from_its_weights():
 
 @pytest.mark.parametrize(("collapsed", "said"), [(4, "1 more cluster."), (5, "2 more clusters.")])
 def test_the_number_of_further_collapsed_clusters_is_told(monkeypatch, collapsed, said):
-    monkeypatch.setattr(fitting, "collapsed", lambda model, data: {k: [] for k in range(collapsed)})
+    found = [fitting.AtLimit(k, (), sound=False) for k in range(collapsed)]
+    monkeypatch.setattr(fitting, "at_limit", lambda model, data: found)
     table = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 2)), columns=["a", "b"])
     schema = Schema.read(table)
     with pytest.warns(DataWarning, match=f"cluster 2 holds fewer .* and so on in {said}"):

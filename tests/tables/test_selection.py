@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from sklearn.metrics import adjusted_rand_score
 from small_tables import mixed
 
 from aevb.comparison.criteria import free_parameters
-from aevb.tables import Schema, load_table
+from aevb.runtime.checked_files import DataWarning
+from aevb.tables import Schema, load_table, selection
 from aevb.tables.columns import KINDS
+from aevb.tables.fitting import LEAST, least_shares
 from aevb.tables.selection import compare, compared_rows, declare, parameters
 
 
@@ -146,3 +151,65 @@ def test_the_chosen_mixture_is_the_one_that_was_compared():
     fitted = schema.fit_clusters(frame)
     assert fitted.score(frame)["log_p"].mean() == pytest.approx(best.log_p, abs=1e-9)
     assert fitted.model.graph.size("cluster") == best.arguments["components"]
+
+
+def three_groups() -> tuple[np.ndarray, pd.DataFrame]:
+    draw = np.random.default_rng(0)
+    which = np.repeat([0, 1, 2], 60)
+    return which, pd.DataFrame({"a": draw.normal(5 * which, 1), "b": draw.normal(-5 * which, 1)})
+
+
+@pytest.mark.parametrize("form", ["constant in a group", "zero but in a group", "a difference"])
+def test_equal_cells_of_a_group_do_not_hide_its_cluster(form):
+    which, frame = three_groups()
+    draw = np.random.default_rng(1).normal(20, 3, len(which))
+    frame["c"] = {
+        "constant in a group": np.where(which == 0, 5.0, draw),
+        "zero but in a group": np.where(which == 0, draw, 0.0),
+        "a difference": frame["a"] - frame["b"],
+    }[form]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the difference
+        schema = Schema.read(frame)
+    arguments = {"covariance": "full" if form == "a difference" else "diagonal"}
+    best = compare(schema, frame, "mixture", arguments)[0]
+    assert best.arguments["components"] == 3
+    assert best.sound
+    assert "c" in best.redundant
+    with pytest.warns(DataWarning, match=r"A scale is at its lower limit: the cells of .*'c'"):
+        fitted = schema.fit(declare(schema, "mixture", best.arguments), frame, starts=3)
+    found = fitted.clusters(frame)["cluster"]
+    assert adjusted_rand_score(which, found) > 0.95
+
+
+def test_coarse_cells_make_no_clusters():
+    """Within a cluster, the scale of a column is at least half the distance of its cells."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": draw.normal(size=300).round(1), "b": draw.normal(size=300)})
+    schema = Schema.read(frame)
+    found = compare(schema, frame, "mixture", {"covariance": "diagonal"})
+    assert found[0].arguments["components"] == 1
+    model = schema.mixture(2)
+    a, b = least_shares(model, schema.encode(frame))
+    assert least_shares(model, {"x": frame[["b"]].to_numpy()}) == LEAST
+    assert a * frame["a"].var(ddof=0) == pytest.approx(0.05**2)
+    assert b == LEAST
+
+
+def test_a_cluster_of_one_row_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(selection, "MOST", 2)
+    _, frame = three_groups()
+    frame.iloc[7] = [50.0, 50.0]
+    schema, mixture = Schema.read(frame), {"covariance": "diagonal"}
+    best, *others = compare(schema, frame, "mixture", mixture)
+    assert best.sound
+    assert any(not one.sound and one.bic < best.bic for one in others)
+    with pytest.warns(DataWarning, match=r"cluster on a row that is far from all others \(row 7\)"):
+        schema.fit_clusters(frame)
+
+
+def test_the_largest_number_of_clusters_is_told(monkeypatch):
+    monkeypatch.setattr(selection, "MOST", 2)
+    _, frame = three_groups()
+    with pytest.warns(DataWarning, match="BIC chose 2 clusters, the largest number that is comp"):
+        Schema.read(frame).fit_clusters(frame)

@@ -266,6 +266,22 @@ def test_a_cluster_of_equal_rows_has_the_least_variance(least):
     assert scale.item() ** 2 == pytest.approx(least * x.var(), rel=1e-6)
 
 
+@pytest.mark.parametrize("family", [Normal, MultivariateNormal])
+def test_each_column_has_its_own_least_variance(family):
+    draw = np.random.default_rng(0)
+    x = np.concatenate([np.zeros((20, 2)), 10 + draw.normal(size=(40, 2))])
+    model = Model({"y": OneHot(2, learned=True), "x | y": family(2)}, {"y | x": Exact()}).double()
+    fit(model, {"x": x}, schedule=em(least=(1e-2, 1e-4)), progress=False)
+    spreads = (
+        model.sample(20_000, y=0, seed=0)["x"].std(0),
+        model.sample(20_000, y=1, seed=0)["x"].std(0),
+    )
+    low = torch.stack(spreads).amin(0).numpy()
+    np.testing.assert_allclose(low, x.std(0) * [0.1, 0.01], rtol=0.02)
+    with pytest.raises(ValueError, match="least has 3 shares, and the Gaussian variables have 2"):
+        fit(model, {"x": x}, schedule=em(least=[0.1, 0.1, 0.1]), progress=False)
+
+
 @pytest.mark.parametrize("kind", ["full", "tied"])
 def test_an_extrapolated_covariance_is_raised_to_the_least_variance(kind):
     """Acceleration may leave the parameters that an M-step can reach; ``within`` returns there."""

@@ -129,7 +129,7 @@ schedules = st.one_of(
         tol=st.floats(0, 1),
         start=st.sampled_from(["auto", "data", "keep"]),
         accelerate=st.booleans(),
-        least=st.none() | st.floats(1e-12, 0.5),
+        least=st.none() | st.floats(1e-12, 0.5) | st.lists(st.floats(1e-12, 0.5), min_size=1),
     ),
     st.builds(mle, tol=st.floats(0, 1), optimiser=st.sampled_from(["auto", "lbfgs", "adam"])),
 )

@@ -52,18 +52,19 @@ def _told(found: Sequence[Candidate], *, open_size: bool) -> list[str]:
 
     ``open_size`` says that BIC chose the number of components.
     """
+    from aevb.tables.selection import MOST, at_most_text, rejected_text
+
     best = found[0]
-    names = list(dict.fromkeys(name for one in found for name in one.redundant))
+    collapses = [one for one in found if not one.sound]
+    names = list(dict.fromkeys(name for one in collapses for name in one.redundant))
     shown = ", ".join(map(repr, names[:SHOWN])) + ", …" * (len(names) > SHOWN)
     columns = (
-        f"column{'s' * (len(names) > 1)} {shown} {'are' if len(names) > 1 else 'is'} constant or a "
-        f"function of other columns in such a model, or "
+        f", or a few rows, in which column{'s' * (len(names) > 1)} {shown} "
+        f"{'are' if len(names) > 1 else 'is'} constant or a function of other columns"
         if names
         else ""
     )
-    collapsed = (
-        f"collapsed: {columns}a cluster has fewer than two rows, so that its density has no limit."
-    )
+    collapsed = f"collapsed: a cluster has fewer than two rows{columns}."
     if not best.sound:
         column = shlex.quote(names[-1]) if names else "COLUMN"
         return [
@@ -74,15 +75,20 @@ def _told(found: Sequence[Candidate], *, open_size: bool) -> list[str]:
             ),
         ]
     told = [paragraph(f"Chosen: {best.name}{_next_best(found)}.")]
-    if best.arguments.get("components") == 1 and open_size:
+    rejected = rejected_text(best, found[1:])
+    if best.arguments.get("components") == 1 and open_size and rejected is None:
         told.append(
             paragraph(
                 "With one component, BIC finds no clusters in this table. To see some in spite of "
                 "that: aevb train … --set components=3."
             )
         )
-    if not all(one.sound for one in found):
+    if best.arguments.get("components") == MOST and open_size:
+        told.append(paragraph(f"{at_most_text()} To fit more: aevb train … --set components=20."))
+    if collapses:
         told.append(paragraph(f"{collapsed} Such models are not chosen."))
+    if rejected is not None:
+        told.append(paragraph(rejected))
     return told
 
 

@@ -154,10 +154,12 @@ def _fit_mixture(opened: Opened, count: int | None, seed: int, place: Path) -> b
     Return False if another command has written it in the meantime.
     """
     from aevb.runtime.checked_files import whole_folder
+    from aevb.tables.doubtful import warn_of_doubtful
     from aevb.tables.selection import STARTS
 
     schema, train = opened.schema, _training_rows(opened)
     fixed = {"components": count, "covariance": None}
+    warn_of_doubtful(schema.used, list(schema.cells(train).values()))
     model, _ = choose_by_bic(schema, train, "mixture", fixed, seed)
     try:
         with whole_folder(place) as folder:

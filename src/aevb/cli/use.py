@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -128,6 +129,8 @@ def evaluate(
     loaded = load_rows(run, model, data, prepare, seed, missing=missing, gaps=gaps)
     chosen = loaded.test or loaded.train
     source = open_source(model.graph, chosen.data, model._parameter())
+    some = source.take(torch.arange(min(source.n, ROWS)))
+    model.teaching.warn_of_other_units(model, some)
     values = evaluation.evaluate_precisely(model, source, seed=seed)
     units = Units.of(model, loaded, source)
     print(
@@ -155,10 +158,12 @@ def evaluate(
         loose = untrained_gaps_note(model, model.teaching, rows, source.places)
         if loose is not None:
             print(f"  {in_its_words(loose)}")
+    lost = [name for name, (value, _) in values.items() if not math.isfinite(value)]
     if samples and "evidence" not in values and evidence is None:
         found = (
             evaluation.evaluate_evidence(model, source, samples=samples, seed=seed) - units.lower()
         )
+        lost += [] if math.isfinite(found) else ["log p"]
         rises = (
             "a lower bound that rises with their number"
             + "; with an untrained q it may be far too low: try --evidence prior or ais"
@@ -178,6 +183,12 @@ def evaluate(
         )
     if units.note:
         print(f"  {units.note}")
+    if lost and not reasons:
+        raise ValueError(
+            f"Not finite: {', '.join(lost)}. The model gives some of these rows no density, or "
+            f"numbers overflow. Check that the columns have the order and the units of the "
+            f"training rows."
+        )
     labels = np.full(n, -1) if chosen.labels is None else chosen.labels
     labelled = labels >= 0
     for name in model.graph.latents:

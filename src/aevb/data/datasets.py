@@ -392,6 +392,16 @@ def load(
         recipe = replace(recipe, levels=_count_levels(train.data[x]))
 
     def prepared(split: Split, offset: int) -> Split:
+        if (like is not None or offset) and _is_prepared(recipe, split.data[x]):
+            of = recipe.validation if offset and recipe.validation else name
+            warnings.warn(
+                DataWarning(
+                    f"{of} holds numbers from 0 to 1, which are taken as prepared "
+                    f"({recipe.prepare}), not as grey levels 0 … {(recipe.levels or 256) - 1}."
+                ),
+                stacklevel=3,
+            )
+            return replace(split, raw=split.data)
         if recipe.prepare == "standardise":
             done = _standardised(recipe, graph, split.data)
         else:
@@ -405,7 +415,21 @@ def load(
             }
         return replace(split, data=split.data | done, raw=split.data)
 
-    return Loaded(prepared(train, 0), None if test is None else prepared(test, 1), recipe, lines)
+    rows, held_out = prepared(train, 0), None if test is None else prepared(test, 1)
+    if rows.data is train.data:  # the file is in the units of the model
+        recipe = replace(recipe, prepare=None)
+    return Loaded(rows, held_out, recipe, lines)
+
+
+def _is_prepared(recipe: Recipe, x: Any) -> bool:
+    """Whether rows for a model of grey levels are prepared already: numbers from 0 to 1."""
+    how = str(recipe.prepare).partition("-")[0]
+    if how not in INVERSES or how == "counts" or (recipe.levels or 256) == 2:
+        return False
+    if any(np.asarray(part[:1]).dtype.kind != "f" for part in (x if isinstance(x, list) else [x])):
+        return False
+    known = (part[~np.isnan(part)] for part in parts(x))
+    return all(part.min(initial=0.0) >= 0 and part.max(initial=0.0) <= 1 for part in known)
 
 
 def _measured(recipe: Recipe, graph: Graph, data: Mapping[str, Any]) -> Recipe:

@@ -212,7 +212,16 @@ def _unseen_pattern(
     counts = gone.sum(-1).amax(0)  # [N]
     many = seen.too_many(counts)
     if bool(many.any()):
-        lack = f"{int(counts.max())} columns at once"
+        # A category is one column of the user's table, however many entries it has.
+        step, row = divmod(int(gone.sum(-1).argmax()), gone.shape[1])
+        lacked = [labels[i] for i in gone[step, row].nonzero()[:, 0].tolist()]
+        whole = {
+            name
+            for name, _ in lacked
+            if any(entry.spec.categorical for entry in model.graph.p[name].values())
+        }
+        count = len(whole) + sum(name not in whole for name, _ in lacked)
+        lack = f"{count} columns at once"
         return _counted(many, "lacks", "lack", lack, first_row, places)
     return None
 

@@ -211,22 +211,23 @@ class Teaching:
             columns = (2 * outside.sum(0) > known.sum(0)).nonzero()[:, 0].tolist()
             if not columns:
                 continue
-            j = columns[0]
-            which = (
-                f"column {j} lies"
-                if len(columns) == 1
-                else (f"columns {', '.join(map(str, columns[:3]))}{', …' * (len(columns) > 3)} lie")
+            j, names = columns[0], self.columns.get(name) or tuple(map(str, range(len(low))))
+            shown = f"{', '.join(names[i] for i in columns[:3])}{', …' * (len(columns) > 3)}"
+            which = f"column {shown} lies" if len(columns) == 1 else f"columns {shown} lie"
+            text = (
+                f"In {name}, {which} far from the rows that the model was trained on: the median "
+                f"of column {names[j]} is {value[known[:, j], j].median():g}, and its training "
+                f"values were {low[j]:g} to {high[j]:g}"
+                f"{'' if name in self.columns else ' (columns count from 0)'}. "
             )
-            warnings.warn(
-                DataWarning(
-                    f"In {name}, {which} far from the rows that the model was trained on: the "
-                    f"median of column {j} is {value[known[:, j], j].median():g}, and its training "
-                    f"values were {low[j]:g} to {high[j]:g} (columns count from 0). "
-                    f"Prepare the rows as the training rows were, for example by "
-                    f"standardise(rows, like=training_rows)."
-                ),
-                stacklevel=frames_of_aevb(),
+            warning = DataWarning(
+                f"{text}Prepare the rows as the training rows were, for example by "
+                f"standardise(rows, like=training_rows)."
             )
+            warning.for_commands = (
+                f"{text}Give the columns in the order and the units of the training rows."
+            )
+            warnings.warn(warning, stacklevel=frames_of_aevb())
 
     def untaught(self, model: DeclaredModel) -> dict[str, str]:
         """Return the latents whose factors in q are outdated, with the reason for each."""
@@ -359,6 +360,21 @@ def check_rows(source: Source, columns: ColumnNames, pixels: Mapping[str, str]) 
     for name, how in pixels.items():
         if how == "dequantise" and name in source.extents:
             refuse_levels(name, source.extents[name][1].max())
+
+
+def not_finite_text(value: Tensor) -> str | None:
+    """Say that log densities of rows [N] are not finite; None if they are."""
+    value = value.detach()
+    bad = ~value.isfinite()
+    count = 0 if value.is_meta else int(bad.sum())
+    if not count:
+        return None
+    row = int(bad.nonzero()[0, 0])
+    return (
+        f"is {float(value[row]):g} in {count} of {len(value)} rows (first, from 0: row {row}): the "
+        f"model gives their values no density, or numbers overflow. Check that the columns have "
+        f"the order and the units of the training rows."
+    )
 
 
 def refuse_levels(name: str, high: Tensor) -> None:

@@ -117,6 +117,25 @@ class VariationalAutoencoder(
     def _posterior(self, data: dict[str, Any]) -> Posterior:
         return self.model_.posterior(**data)
 
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Estimate a lower bound on log p of each row.
+
+        It is the importance-weighted bound of ``n_importance_samples`` draws, which rises to log p
+        with their number, in the units of X. Other estimators compute log p itself, so compare
+        their scores with many draws.
+
+        Parameters:
+            X: Rows [n, d]; NaN is a missing cell, and in a frame also None.
+
+        Returns:
+            The bounds [n].
+        """
+        return super().score_samples(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Estimate the mean over the rows X [n, d] of a lower bound on log p. ``y`` is ignored."""
+        return super().score(X)
+
     def _log_density(self, data: dict[str, Any]) -> Tensor:
         self._posterior(data)  # refuses missing cells that the encoder was not trained to read
         return importance_weighted(self.model_, data, self.n_importance_samples, self._score_seed)

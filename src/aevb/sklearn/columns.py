@@ -131,7 +131,7 @@ class MixedColumns:
 
     def encode(self, X: Any) -> dict[str, np.ndarray]:
         """Return the data of a model of these columns, one variable per kind."""
-        return self.schema.encode(X)
+        return self.schema._encoded(read_table(X))  # warn_of_changes speaks of constants
 
     def decode(self, data: Mapping[str, np.ndarray]) -> Any:
         """Return a frame with the names, levels and units of the columns."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Self
 
+import numpy as np
+
+from aevb.runtime.checked_files import DataWarning
 from aevb.sklearn.columns import MixedColumns
 from aevb.sklearn.density import ExactDensityEstimator
 from aevb.tables.choosing import fit_density
+from aevb.tables.columns import Column
+from aevb.tables.kinds import Facts
+from aevb.tables.redundant import SHOWN, repeated, some_rows
 
 
 class TableDensity(ExactDensityEstimator):
@@ -43,5 +50,22 @@ class TableDensity(ExactDensityEstimator):
             if isinstance(columns, MixedColumns)
             else {"x": ("Normal", data["x"].shape[1])}
         )
+        if not isinstance(columns, MixedColumns):
+            self._warn_of_repeated(columns.decode(data), columns.varies)
         self.model_ = fit_density(specs, data, seed=self._seed())
         return self
+
+    def _warn_of_repeated(self, X: np.ndarray, varies: np.ndarray) -> None:
+        """Warn of columns of numbers that repeat others, as :meth:`aevb.Schema.read` does."""
+        names = getattr(self, "feature_names_in_", np.arange(len(varies)))[varies]
+        x = X[some_rows(len(X))][:, varies]
+        facts = Facts("number", len(x), 0, len(x), low=0.0)
+        columns = [Column(str(name), "real", "Normal", "", "Float64", facts) for name in names]
+        if found := repeated(columns, list(x.T)):
+            shown = "; ".join(map(str, found[:SHOWN])) + "; …" * (len(found) > SHOWN)
+            warnings.warn(
+                f"Column{'s' * (len(found) > 1)}: {shown}. The density may have no limit. Drop "
+                f"{'them' if len(found) > 1 else 'it'}.",
+                DataWarning,
+                stacklevel=3,
+            )

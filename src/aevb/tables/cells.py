@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from aevb.tables.columns import Column
+from aevb.tables.columns import Column, spelled
+from aevb.tables.date_texts import iso_dates
 from aevb.tables.frames import new_frame
 from aevb.tables.reading import FIRST_DAY, LAST_DAY, time_zone, zone_of
 from aevb.tables.schema import Schema
@@ -29,14 +30,23 @@ def typed(column: Column, values: np.ndarray, dtype: str, *, rounded: bool = Tru
         return dates.texts(values)
     if column.listed:
         levels = values.tolist()
+        texts = any(isinstance(one, str) for one in column.levels)
+        if dtype == "String" and not texts:
+            return [spelled(level) for level in levels]
+        whole = all(str(one).lstrip("-").isdigit() for one in column.levels)
+        if texts and whole and dtype.startswith(("Int", "UInt")):  # 2007 of the level "2007"
+            return [int(level) for level in levels]
         if dtype == "Boolean":
             return [bool(level) for level in levels]
-        if dtype.startswith("Float") and not any(isinstance(one, str) for one in column.levels):
+        if dtype.startswith("Float") and not texts:
             return [float(level) for level in levels]
         return list(levels)
     if column.kind == "date":
-        dtype = dtype if dtype.startswith("Date") else column.dtype
-        return _dates(values, dtype)
+        per_day = column.facts.per_day
+        values = values if per_day is None else np.rint(values * per_day) / per_day
+        if dtype == "String":
+            return iso_dates(timed=column.dtype != "Date" and per_day != 1).texts(values)
+        return _dates(values, dtype if dtype.startswith("Date") else column.dtype)
     bits = re.fullmatch(r"(u?)int(\d+)", dtype.lower())
     if bits is not None and column.facts.whole and rounded:
         bound = np.iinfo(bits[0])

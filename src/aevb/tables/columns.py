@@ -13,8 +13,9 @@ import numpy as np
 
 from aevb.data.markers import marker_warnings
 from aevb.runtime.checked_files import DataWarning
+from aevb.runtime.suggestions import did_you_mean
 from aevb.tables.amounts import Amounts
-from aevb.tables.date_texts import DateTexts
+from aevb.tables.date_texts import DateTexts, with_iso_dates
 from aevb.tables.kinds import (
     KINDS,
     LEFT_OUT,
@@ -143,7 +144,9 @@ def dropped(name: str) -> Column:
 
 def asked_choice(name: str, facts: Facts, kind: str, likelihood: str | None = None) -> Choice:
     if kind not in KINDS:
-        raise ValueError(f"Unknown kind {kind!r}. The kinds are {', '.join(KINDS)}.")
+        raise ValueError(
+            f"Unknown kind {kind!r}. The kinds are {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
+        )
     if (reason := why_not(facts, kind)) is not None:
         raise ValueError(f"Column {name!r} cannot be of kind {kind}: {reason}.")
     if likelihood is not None and (kind != "count" or likelihood not in COUNTS):
@@ -239,6 +242,8 @@ def checked_cells(column: Column, cells: Cells) -> np.ndarray:
         return np.full(len(cells.values), np.nan)
     if column.listed:
         return _positions(column, cells)
+    if column.kind == "date" and zone_of(column.dtype) is None:
+        cells = with_iso_dates(cells)
     dates = cells.type in ("date", "datetime")
     if (column.kind == "date") != dates or cells.type in ("text", "category"):
         was = "dates" if column.kind == "date" else "numbers"
@@ -329,8 +334,19 @@ def _positions(column: Column, cells: Cells) -> np.ndarray:
     codes = {level: i for i, level in enumerate(column.levels)}
     found = np.full(len(cells.values), np.nan)
     known = cells.values[~cells.missing].tolist()
+    if any(isinstance(level, str) for level in column.levels) != (cells.type == "text"):
+        # 2007 and "2007" are one level: a reader may make either of a file.
+        codes = {spelled(level): i for level, i in codes.items()}
+        known = [spelled(value) for value in known]
     found[~cells.missing] = np.fromiter(map(codes.get, known, repeat(UNKNOWN)), float, len(known))
     return found
+
+
+def spelled(level: Any) -> Any:
+    """A number as text; other levels as they are."""
+    if isinstance(level, bool) or not isinstance(level, int | float):
+        return level
+    return str(int(level)) if level == int(level) else str(level)
 
 
 def levels_at(column: Column, positions: np.ndarray) -> np.ndarray:
@@ -339,12 +355,13 @@ def levels_at(column: Column, positions: np.ndarray) -> np.ndarray:
     return levels[np.where(missing, -1, np.rint(positions)).astype(int)]
 
 
+def date_text(days: float) -> str:
+    return str(np.datetime64(round(days), "D"))
+
+
 def range_text(column: Column) -> str:
     if column.facts.low is None or not column.used:
         return ""
     if column.kind == "date":
-        low, high = (
-            np.datetime64(round(end), "D") for end in (column.facts.low, column.facts.high or 0.0)
-        )
-        return f"{low} … {high}"
+        return f"{date_text(column.facts.low)} … {date_text(column.facts.high or 0.0)}"
     return f"{column.facts.low:g} … {column.facts.high:g}"

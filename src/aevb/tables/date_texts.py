@@ -161,6 +161,19 @@ def read_dates(cells: Cells) -> tuple[Cells, DateTexts | None]:
     return found, dates
 
 
+def with_iso_dates(cells: Cells) -> Cells:
+    """A text column of ISO dates as days; any other column as it is."""
+    known = cells.values[~cells.missing].tolist() if cells.type == "text" else []
+    if not known or not all(_time(text, "year-month-day") for text in dict.fromkeys(known)):
+        return cells
+    return with_dates(cells, iso_dates(timed=any(map(_timed, known))))
+
+
+def iso_dates(*, timed: bool) -> DateTexts:
+    time = " {hour:02}:{minute:02}:{second:02}" * timed
+    return DateTexts("2024-03-01", "year-month-day", "{year:04}-{month:02}-{day:02}" + time)
+
+
 def with_dates(cells: Cells, dates: DateTexts) -> Cells:
     """The same column, with days since 1970-01-01 for its texts; other types as they are.
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from aevb.declare.conditionals import Conditional
 from aevb.declare.families import FAMILIES, Exact, MultivariateNormal, Normal, OneHot
 from aevb.declare.networks import Network, linear, mlp
+from aevb.derive.plan import LIMIT
 from aevb.model import Model
 
 Specs = Mapping[str, tuple[str, int]]
@@ -31,6 +32,11 @@ def mixture(
             'Use covariance="diagonal".'
         )
     _check_size("clusters", clusters)
+    if clusters > LIMIT:
+        raise ValueError(
+            f"A mixture of a table has at most {LIMIT} clusters, for which EM and log p are exact, "
+            f"got {clusters:,}."
+        )
     p: dict[str, Conditional] = {latent: OneHot(clusters, learned=True)}
     for name, (family, size) in specs.items():
         full = covariance == "full" and name == "x"

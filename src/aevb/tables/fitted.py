@@ -29,6 +29,7 @@ from aevb.tables.columns import Column
 from aevb.tables.declarations import PART
 from aevb.tables.fitting import fit_data
 from aevb.tables.frames import Table, new_frame, read_table
+from aevb.tables.left_out import warn_of_unfilled
 from aevb.tables.schema import Schema
 from aevb.tables.tail_probabilities import TailProbabilities
 from aevb.training.run import Run, load_run
@@ -336,6 +337,7 @@ class TableModel:
         table = read_table(frame)
         hidden = self.schema.missing_cells(table, unknown_levels=False)
         data = self.schema.encode(table)
+        warn_of_unfilled(self.schema.columns, table, self.schema.missing_words)
         if draws is not None:
             if return_std:
                 raise ValueError("Use draws= or return_std=True, not both.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,11 @@ SMALL = 3_000_000  # operations of an iteration on a small table
 # table, the best ones are compared again when they have converged.
 TRIAL_STEPS, TRIAL_TOL, FINALISTS = 100, 1e-3, 3
 NEVER = 10**9  # steps
-# The smallest variance of a column within a cluster, as a share of the column's variance. A cluster
-# of equal cells would otherwise have an unbounded density.
-LEAST = 1e-4
+# The smallest variance of a column within a cluster, as a share of the column's variance: LEAST, or
+# that of half the smallest distance between its cells, up to MOST. A cluster of equal cells would
+# otherwise have an unbounded density.
+LEAST, MOST = 1e-4, 0.25
+EQUAL = 10  # rows of a cluster from which its equal cells are those of a group, and no accident
 LEAST_STEPS, EPOCHS = 2000, 200  # gradient steps of a small table; the most passes of fit's default
 NEAR = 1.1  # scales at most this multiple of the smallest one count as collapsed
 
@@ -82,10 +84,13 @@ def fit_data(
     if "schedule" in settings:
         return fit(model, data, **settings)
     out = None if settings.get("out") is None else Path(settings["out"])
-    begun = False
+    begun, least = False, least_shares(model, data)
     if out is not None and settings.get("resume") and folders(out):
         begun = True
-        settings["seed"] = Settings.from_toml(out / "config.toml").seed
+        recorded = Settings.from_toml(out / "config.toml")
+        settings["seed"] = recorded.seed
+        if isinstance(recorded.schedule, em) and recorded.schedule.least is not None:
+            least = recorded.schedule.least
     if fresh and finite and closed and not begun:
         settings["seed"] = _best_seed(model, data, starts, settings)
     if not settings.get("patience"):
@@ -93,8 +98,8 @@ def fit_data(
         # they are validated once, at the end; held-out rows choose no weights.
         settings = {"validate_every": NEVER, "checkpoint_every": 1} | settings
     start = "data" if fresh else "keep"
-    run = fit(model, data, schedule=em(start=start, least=LEAST) if closed else mle(), **settings)
-    _warn_of_collapse(schema, model, data)
+    run = fit(model, data, schedule=em(start=start, least=least) if closed else mle(), **settings)
+    _warn_of_limits(schema, model, data)
     return run
 
 
@@ -128,16 +133,17 @@ def _best_seed(model: Model, data: Data, starts: int | None, settings: Mapping[s
         found = []
         for seed in seeds:
             run = fit(model.fresh(seed), data, progress=False, **(own | choices | {"seed": seed}))
-            sound = not collapsed(run.model, data)
+            sound = all(one.sound for one in at_limit(run.model, data))
             found.append((sound, float(run.history["evidence"][-1]), -seed))
         return [-key[2] for key in sorted(found, reverse=True)]
 
     steps = min(TRIAL_STEPS, int(settings.get("steps") or TRIAL_STEPS))
-    trial = em(start="data", least=LEAST, tol=TRIAL_TOL)
+    least = least_shares(model, data)
+    trial = em(start="data", least=least, tol=TRIAL_TOL)
     best = ranked(range(first, first + count), steps=steps, schedule=trial)
     if not small:
         return best[0]
-    return ranked(best[:FINALISTS], schedule=em(start="data", least=LEAST))[0]
+    return ranked(best[:FINALISTS], schedule=em(start="data", least=least))[0]
 
 
 def _operations(model: Model, data: Data) -> int:
@@ -206,32 +212,80 @@ def _most_likely(spec: Conditional, values: np.ndarray, size: int) -> dict[str, 
     return spec.most_likely(*some)
 
 
-# Collapsed clusters -------------------------------------------------------------------------------
+# Clusters at the lower limit of a scale -----------------------------------------------------------
 
 
-def collapsed(model: Model, data: Data) -> dict[int, list[int]]:
-    """Clusters that hold fewer than two rows, or whose scale of entries of x is at its limit.
+@dataclass(frozen=True)
+class AtLimit:
+    """A cluster with fewer than two rows, or whose scale of some entries of x is at its limit.
 
-    The result maps a cluster to these entries of ``x``. A scale is that of an entry, or of a
-    direction of a full covariance. A model without clusters has one, 0.
+    A scale is that of an entry, or of a direction of a full covariance. The cluster is ``sound`` if
+    it has many rows: the limit then keeps their density finite. With few rows it fits an accident.
     """
+
+    cluster: int
+    entries: tuple[int, ...]
+    sound: bool
+    row: int | None = None  # the row of a cluster that holds fewer than two
+
+
+def least_shares(model: Model, data: Data) -> float | Sequence[float]:
+    """The smallest variance within a cluster of each entry of x, as a share of its variance.
+
+    One number is that of all entries.
+    """
+    if why_not_finite(model) is not None or "x" not in data:
+        return LEAST
+    found = tuple(_least(np.asarray(column, dtype=float)) for column in data["x"].T)
+    return LEAST if set(found) == {LEAST} else found
+
+
+def _least(values: np.ndarray) -> float:
+    gaps, variance = np.diff(np.unique(values[~np.isnan(values)])), _variance(values)
+    if not variance:
+        return LEAST
+    return float(np.clip((gaps.min() / 2) ** 2 / variance, LEAST, MOST))
+
+
+def _variance(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.var()) if len(known) else 0.0
+
+
+def at_limit(model: Model, data: Data) -> list[AtLimit]:
+    """The clusters at a limit. A model without clusters has one, 0, of all rows."""
     graph, found = model.graph, dict[int, list[int]]()
     classes = [name for name in graph.latents if graph.rule("p", name).spec.categorical]
+    alone = dict[int, int]()
+    rows, needed = [float(len(next(iter(data.values()))))], float(EQUAL)
     if classes == list(graph.latents) and len(classes) == 1:
         probs = model.posterior(method="exact", **data)[classes[0]].probs  # type: ignore[attr-defined]
-        found = {k: [] for k in (probs.sum(0) < 2).nonzero()[:, 0].tolist()}
-    for k, j in _at_limit(model, classes).nonzero().tolist():
+        rows = probs.sum(0).tolist()
+        alone = {k: int(probs[:, k].argmax()) for k, count in enumerate(rows) if count < 2}
+        found = {k: [] for k in alone}
+        if "x" in graph.observed and graph.rule("p", "x").spec.full_moments:
+            needed = max(EQUAL, 2 * graph.size("x"))
+    else:
+        needed = math.inf
+    for k, j in _held(model, data, classes).nonzero().tolist():
         found.setdefault(k, []).append(j)
-    return found
+    return [
+        AtLimit(k, tuple(entries), rows[k if k < len(rows) else 0] >= needed, alone.get(k))
+        for k, entries in sorted(found.items())
+    ]
 
 
-def _at_limit(model: Model, classes: list[str]) -> Tensor:
+def _held(model: Model, data: Data, classes: list[str]) -> Tensor:
     """Whether the scale of each entry of x is at its limit, [clusters, entries]."""
-    graph, limit = model.graph, NEAR * LEAST**0.5
+    graph = model.graph
     rule = graph.rule("p", "x") if "x" in graph.observed else None
     if rule is None:
         return torch.zeros(0, 0)
     factor: Any = model.factors[rule.id]
+    shares = torch.as_tensor(least_shares(model, data), dtype=torch.float64)
+    columns = np.asarray(data["x"], dtype=float).T
+    variance = torch.tensor([_variance(column) for column in columns], dtype=torch.float64)
+    limit = NEAR * (shares * variance).sqrt().clamp_min(1e-12)
     with torch.no_grad():
         if "scale" in factor.vectors:
             return (F.softplus(factor.vectors["scale"]) < limit).unsqueeze(0)
@@ -242,35 +296,55 @@ def _at_limit(model: Model, classes: list[str]) -> Tensor:
         heads = dict(zip(factor.sizes, raw.split(list(factor.sizes.values()), -1), strict=True))
         if "tril" not in heads:
             return F.softplus(heads["scale"]) < limit
-        root = ad.tril_from_vector(heads["tril"], graph.size("x"))
+        root = ad.tril_from_vector(heads["tril"], graph.size("x")) / limit.unsqueeze(-1)
         _, scales, directions = torch.linalg.svd(root.mT)
-        return ((scales < limit).unsqueeze(-1) & (directions.abs() > 0.1)).any(-2)
+        return ((scales < 1).unsqueeze(-1) & (directions.abs() > 0.1)).any(-2)
 
 
-def _warn_of_collapse(schema: Schema, model: Model, data: Data) -> None:
-    found = collapsed(model, data)
-    if not found:
-        return
-    graph, told = model.graph, []
+def _warn_of_limits(schema: Schema, model: Model, data: Data) -> None:
+    graph, found = model.graph, at_limit(model, data)
     several = any(
         graph.rule("p", name).spec.categorical and graph.size(name) > 1 for name in graph.latents
     )
-    for cluster, entries in sorted(found.items())[:3]:
-        names = ", ".join(repr(schema.variables["x"][j].name) for j in entries[:5])
-        where = f" in cluster {cluster}" if several else ""
+    collapsed, held = ([one for one in found if one.sound is sound] for sound in (False, True))
+    column = (
+        "leave a redundant column out ({without}), or make a column that repeats a few values one "
+        "of levels ({kind})"
+    )
+    if collapsed:
+        _warn(
+            f"Collapsed: {_described(schema, collapsed, several)}. The density there is set by a "
+            f"lower limit of the scale, not by the data. Take fewer clusters or factors, ",
+            column,
+        )
+    if held:
+        _warn(
+            f"A scale is at its lower limit: {_described(schema, held, several)}. log p of these "
+            f"rows depends on the limit, {LEAST**0.5:.0%} of the standard deviation or half the "
+            f"smallest distance between cells. To avoid it, ",
+            column,
+        )
+
+
+def _warn(text: str, column: str) -> None:
+    python = column.format(without="schema.without", kind='schema.with_kind(name, "ordered")')
+    warning = DataWarning(f"{text}{python}.")
+    options = column.format(without="aevb train … --without NAME", kind="--kind NAME=ordered")
+    warning.for_commands = f"{text}{options}."
+    warnings.warn(warning, stacklevel=6)
+
+
+def _described(schema: Schema, found: Sequence[AtLimit], several: bool) -> str:
+    told = []
+    for one in found[:3]:
+        names = ", ".join(repr(schema.variables["x"][j].name) for j in one.entries[:5])
+        where = f" in cluster {one.cluster}" if several else ""
         told.append(
-            f"the cells of {names}{', …' * (len(entries) > 5)}{where} are (nearly) equal, or "
+            f"the cells of {names}{', …' * (len(one.entries) > 5)}{where} are (nearly) equal, or "
             f"follow from the other columns"
-            if entries
-            else f"cluster {cluster} holds fewer than two rows"
+            if one.entries
+            else f"cluster {one.cluster} holds fewer than two rows"
         )
     rest = len(found) - 3
     more = f"; and so on in {rest} more cluster{'s' * (rest > 1)}" if rest > 0 else ""
-    warnings.warn(
-        f"Collapsed: {'; '.join(told)}{more}. The density there is set by a lower limit of the "
-        f"scale, not by the data. Take fewer clusters or factors, leave a redundant column out "
-        f"(schema.without), or make a column that repeats a few values one of levels "
-        f'(schema.with_kind(name, "ordered")).',
-        DataWarning,
-        stacklevel=5,
-    )
+    return "; ".join(told) + more

@@ -16,10 +16,12 @@ import numpy as np
 
 from aevb.tables.amounts import MANY, Amounts, is_code, mixed_units
 from aevb.tables.date_texts import DateTexts, why_no_dates
+from aevb.tables.far_cells import few_far
 from aevb.tables.reading import Cells
 
 KINDS = ("real", "positive", "count", "binary", "category", "ordered", "date")
 LEFT_OUT = "left out"
+FREE = ("real", "positive", "count")  # kinds of numbers that are not levels
 MOST_LEVELS = 256  # a category with more levels is left out unless asked for
 MOST_ASKED = 10_000  # and with more than this it is refused
 FEW = 10  # numbers with at most this many distinct values, each repeated, are levels
@@ -81,6 +83,7 @@ class Facts:
     zeros: int = field(default=0, compare=False)
     zero_share: float = field(default=0.0, compare=False)  # of the known cells
     least: float | None = field(default=None, compare=False)
+    per_day: int | None = field(default=None, compare=False)  # steps of a day of times; 1 for days
 
     @property
     def form(self) -> Amounts | DateTexts | None:
@@ -160,6 +163,7 @@ def facts_of(cells: Cells, form: Amounts | DateTexts | None = None) -> Facts:
         amounts=form if isinstance(form, Amounts) else None,
         dates=form if isinstance(form, DateTexts) else None,
         decimals=decimals_of(values),
+        per_day=steps_of_day(values) if cells.type in ("date", "datetime") else None,
         zeros=zeros,
         zero_share=zeros / len(values),
         least=least,
@@ -187,6 +191,18 @@ def decimals_of(values: np.ndarray) -> int | None:
         return next(
             (n for n in range(MOST_DECIMALS + 1) if (np.round(values, n) == values).all()), None
         )
+
+
+STEPS = (1, 24, 1440, 86_400)  # of a day: days, hours, minutes and seconds
+
+
+def steps_of_day(days: np.ndarray) -> int | None:
+    """The steps of a day that all times are written in; None for parts of seconds.
+
+    >>> steps_of_day(np.array([19_000.0, 19_001.5]))
+    24
+    """
+    return next((n for n in STEPS if (np.abs(days * n - np.rint(days * n)) < 1e-4).all()), None)
 
 
 def infinite_error(name: str, count: int, row: int) -> ValueError:
@@ -235,7 +251,24 @@ def ordered_levels(cells: Cells, seen: set[Any]) -> tuple[Any, ...]:
 
 def choose(cells: Cells, facts: Facts) -> Choice:
     """Choose the kind of a column by its type and its values."""
-    return with_remarks(_chosen(cells, facts), facts)
+    choice = _chosen(cells, facts)
+    if cells.type == "number" and choice.kind in FREE:
+        choice = _without_far(cells, facts, choice)
+    return with_remarks(choice, facts)
+
+
+def _without_far(cells: Cells, facts: Facts, choice: Choice) -> Choice:
+    """The choice that the column would get without the few cells that lie far from all others."""
+    known = cells.values[~cells.missing].astype(float)
+    far = few_far(known)
+    if not far.any():
+        return choice
+    usual = replace(cells, values=known[~far], missing=np.zeros(int((~far).sum()), bool))
+    other = _chosen(usual, facts_of(usual))
+    if other.kind not in FREE or why_not(facts, other.kind) is not None:
+        return choice
+    which = f"{far.sum()} far cell{'s' * int(far.sum() > 1)} aside"
+    return replace(other, reason=f"{other.reason} ({which}: {known[far][0]:g})")
 
 
 def _chosen(cells: Cells, facts: Facts) -> Choice:
@@ -261,6 +294,11 @@ def _chosen(cells: Cells, facts: Facts) -> Choice:
         spike = f"{facts.spike_share:.0%} of the cells are {facts.spike:g}"
         return Choice(choice.kind, choice.likelihood, f"{choice.reason}; {spike}")
     return choice
+
+
+def by_itself(reason: str) -> bool:
+    """Whether a column has its kind by its cells, and not because a user asked for it."""
+    return not reason.startswith("as asked")
 
 
 def _beyond(facts: Facts) -> bool:

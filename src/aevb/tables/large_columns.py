@@ -40,6 +40,7 @@ from aevb.tables.kinds import (
     infinite_error,
     number_levels,
     ordered_levels,
+    steps_of_day,
     with_remarks,
 )
 from aevb.tables.reading import Cells
@@ -210,6 +211,7 @@ class Numbers(Gathered):
         self.low, self.high, self.whole = math.inf, -math.inf, True
         self.moments, self.logs, self.least = Moments(), Moments(), math.inf
         self.decimals: int | None = 0
+        self.per_day = 1 if cells.type in ("date", "datetime") else None
         self.times: Counter[float] | None = Counter()
         self.rising, self.last = True, np.zeros(0)  # whether numbers rise by 1 from row to row
         self.infinite, self.first_infinite = 0, 0
@@ -236,6 +238,9 @@ class Numbers(Gathered):
         if self.decimals is not None:
             here = decimals_of(values)
             self.decimals = None if here is None else max(here, self.decimals)
+        if self.per_day is not None:
+            finer = steps_of_day(values)
+            self.per_day = None if finer is None else max(finer, self.per_day)
         if self.times is not None:
             distinct, times = np.unique(values, return_counts=True)
             self.times.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
@@ -278,6 +283,7 @@ class Numbers(Gathered):
             spike=float(numbers[times.argmax()]),
             spike_share=float(times.max() / times.sum()),
             decimals=self.decimals,
+            per_day=self.per_day,
             zeros=zeros,
             zero_share=zeros / known,
             least=least,

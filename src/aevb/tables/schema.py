@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aevb.data.large_tables import LargeTable
-from aevb.runtime.suggestions import did_you_mean
+from aevb.runtime.suggestions import did_you_mean, nearest
 from aevb.tables.amounts import read_amounts
 from aevb.tables.columns import (
     COUNTS,
@@ -30,9 +30,11 @@ from aevb.tables.columns import (
     warn_of_words,
 )
 from aevb.tables.date_texts import read_dates
+from aevb.tables.doubtful import warn_of_doubtful
 from aevb.tables.frames import Table, read_table
 from aevb.tables.kinds import choose, facts_of, levels_text
 from aevb.tables.large_columns import EncodedRows, read_columns
+from aevb.tables.left_out import warn_of_changed_constants
 from aevb.tables.reading import MISSING_WORDS
 from aevb.tables.redundant import some_rows, warn_of_repeated
 from aevb.tables.stray_words import refuse_stray_words
@@ -183,14 +185,17 @@ class Schema:
             found = read_columns(frame, kinds or {}, drop, words)
             schema = cls(tuple(found), "pyarrow", missing_words=words)._with_variables()._checked()
             few = read_table(frame.sample.take(some_rows(frame.sample.num_rows)))
-            warn_of_repeated(schema.used, list(schema._read(few, warn=False).values()))
+            compared = list(schema._read(few, warn=False).values())
+            warn_of_repeated(schema.used, compared)
+            warn_of_doubtful(schema.used, compared, rows=False)
             return schema
         table = read_table(frame)
         if not table.rows:
             raise ValueError("The table has no rows.")
         _check_names([*(kinds or {}), *drop], table.names)
         words = tuple(word.strip().lower() for word in missing)
-        columns, compared, rows = [], list[np.ndarray](), some_rows(table.rows)
+        columns, rows = [], some_rows(table.rows)
+        compared = []
         for name in table:
             if name in drop:
                 columns.append(dropped(name))
@@ -208,8 +213,7 @@ class Schema:
             column = column_of(name, cells.dtype, facts, choice)
             columns.append(column)
             if column.used:
-                some = replace(cells, values=cells.values[rows], missing=cells.missing[rows])
-                compared.append(checked_cells(column, some))
+                compared.append(checked_cells(column, cells))
         if table.rows == 1:
             raise ValueError(
                 "The table has one row, from which no kinds and scales can be read. Read the "
@@ -220,7 +224,8 @@ class Schema:
             ._with_variables()
             ._checked()
         )
-        warn_of_repeated(schema.used, compared)
+        warn_of_repeated(schema.used, [values[rows] for values in compared])
+        warn_of_doubtful(schema.used, compared)
         return schema
 
     def _checked(self) -> Schema:
@@ -429,7 +434,9 @@ class Schema:
         if isinstance(frame, LargeTable):
             self._check_columns(frame.names)
             return {name: self._lazy(frame, name) for name in self.variables}
-        return self._encoded(read_table(frame))
+        table = read_table(frame)
+        warn_of_changed_constants(self.columns, table, self.missing_words, stacklevel=4)
+        return self._encoded(table)
 
     def _lazy(self, table: LargeTable, variable: str) -> Any:
         columns = self.variables[variable]
@@ -522,10 +529,15 @@ class Schema:
         """Refuse a table that lacks a modelled column, or has an unknown one."""
         absent = [column.name for column in self.used if column.name not in names]
         if absent:
+            new = [name for name in names if name not in self.names]
+            near = {name: nearest(name, new) for name in absent}
+            renamed = "".join(
+                f" Rename {other!r} to {name!r}." for name, other in near.items() if other
+            )
             raise ValueError(
                 f"The table lacks {_columns(absent)}. Its columns are "
-                f"{_listed(names)}. Add {'it' if len(absent) == 1 else 'them'} (a column of "
-                f"missing cells is marginalised out), or fit a schema without "
+                f"{_listed(names)}.{renamed} Add {'it' if len(absent) == 1 else 'them'} (a column "
+                f"of missing cells is marginalised out), or fit a schema without "
                 f"{'it' if len(absent) == 1 else 'them'}: schema.without({absent[0]!r})."
             )
         extra = [name for name in names if name not in self.names]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from aevb.data.large_tables import in_memory
 from aevb.model import Model
+from aevb.runtime.checked_files import DataWarning
 from aevb.tables.fitted import TableModel, fit_table
-from aevb.tables.fitting import collapsed, fit_data
+from aevb.tables.fitting import at_limit, fit_data
 from aevb.tables.frames import read_table
 from aevb.tables.schema import Schema
 
@@ -25,6 +26,7 @@ MOST = 10  # components or factors of the largest model that is compared
 PATIENCE = 3  # sizes without improvement before the comparison stops
 STARTS = 3  # of each mixture that is compared
 CELLS, ROWS = 40_000, 1000  # the comparison reads this many cells, or this many rows if more
+SHOWN = 5  # rows that a message names
 WIDE = 50  # columns of x beyond which full covariances are not compared
 
 
@@ -32,8 +34,9 @@ WIDE = 50  # columns of x beyond which full covariances are not compared
 class Candidate:
     """A model that was compared: log p per row, free parameters and BIC.
 
-    A model is not ``sound`` if it collapsed onto equal or redundant cells or a single row: its
-    log p can be raised at will. ``redundant`` are the columns of such cells.
+    A model is not ``sound`` if it collapsed onto equal or redundant cells of a few rows. Those of
+    many rows have a density with a limit. ``redundant`` are the columns of such cells, and
+    ``alone`` the rows that have a cluster of their own.
     """
 
     model: str
@@ -43,6 +46,7 @@ class Candidate:
     bic: float
     sound: bool = True
     redundant: tuple[str, ...] = ()
+    alone: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -97,10 +101,36 @@ def fit_clusters(
 
     ``tell`` receives every model that is compared. ``settings`` are those of :meth:`Schema.fit`.
     """
-    best = compare(schema, frame, "mixture", {}, seed=seed, tell=tell)[0]
+    best, *others = compare(schema, frame, "mixture", {}, seed=seed, tell=tell)
+    if (told := rejected_text(best, others)) is not None:
+        warnings.warn(told, DataWarning, stacklevel=3)
     model = declare(schema, best.model, best.arguments)
+    if best.arguments["components"] == MOST:
+        more = "To fit more: schema.fit(schema.mixture(20), frame)."
+        warnings.warn(f"{at_most_text()} {more}", DataWarning, stacklevel=3)
     # The starts that were compared: if they read all rows, the fit is the one that was chosen.
     return fit_table(schema, model, frame, seed=seed, **({"starts": STARTS} | settings))
+
+
+def at_most_text() -> str:
+    return (
+        f"BIC chose {MOST} clusters, the largest number that is compared: more may fit better, or "
+        f"a column has a form that no few clusters fit."
+    )
+
+
+def rejected_text(best: Candidate, others: Sequence[Candidate]) -> str | None:
+    """Name the rows because of which a model with a better BIC than the best was not chosen."""
+    better = [one for one in others if one.bic < best.bic and one.alone]
+    if not better:
+        return None
+    rows = list(dict.fromkeys(row for one in better for row in one.alone))
+    shown = ", ".join(map(str, rows[:SHOWN])) + ", …" * (len(rows) > SHOWN)
+    return (
+        f"Larger mixtures spend a cluster on a row that is far from all others "
+        f"(row{'s' * (len(rows) > 1)} {shown}), and are not chosen for this reason, although their "
+        f"BIC is better. Correct such rows or leave them out, and choose again."
+    )
 
 
 def compare(
@@ -120,6 +150,7 @@ def compare(
     table = read_table(in_memory(frame))
     data, jacobian = schema.encode(table), schema.log_jacobian(table)
     most = compared_rows(schema, table.rows)
+    some = np.arange(table.rows)
     if most < table.rows:
         some = np.sort(np.random.default_rng(seed).permutation(table.rows)[:most])
         data, jacobian = {name: value[some] for name, value in data.items()}, jacobian[some]
@@ -127,7 +158,7 @@ def compare(
     for varied, fixed, sizes in _families(schema, model, arguments):
         best, worse = math.inf, 0
         for size in sizes:
-            candidate = _fitted(schema, data, jacobian, model, {varied: size} | fixed, seed)
+            candidate = _fitted(schema, data, jacobian, model, {varied: size} | fixed, seed, some)
             found.append(candidate)
             tell(candidate)
             better = candidate.sound and candidate.bic < best
@@ -173,6 +204,7 @@ def _fitted(
     model: str,
     arguments: Mapping[str, Any],
     seed: int,
+    some: np.ndarray,
 ) -> Candidate:
     starts = STARTS if arguments.get("components", 1) > 1 else None
     declared = declare(schema, model, arguments)
@@ -180,12 +212,14 @@ def _fitted(
         warnings.simplefilter("ignore")  # the chosen model is fitted again, with its warnings
         fit_data(schema, declared, data, starts=starts, seed=seed, progress=False)
         total = float(declared.log_evidence(**data).value.sum()) + float(jacobian.sum())
-    found = collapsed(declared, data)
-    entries = sorted({j for each in found.values() for j in each})
+    found = at_limit(declared, data)
+    entries = sorted({j for one in found for j in one.entries})
     names = tuple(schema.variables["x"][j].name for j in entries)
     free, n = parameters(declared), len(jacobian)
     bic = free * math.log(n) - 2 * total
-    return Candidate(model, arguments, total / n, free, bic, not found, names)
+    sound, alone = all(one.sound for one in found), [one.row for one in found]
+    rows = tuple(int(some[row]) for row in alone if row is not None)
+    return Candidate(model, arguments, total / n, free, bic, sound, names, rows)
 
 
 def parameters(model: Model) -> int:

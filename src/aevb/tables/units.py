@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 
 from aevb.runtime.checked_files import DataWarning
-from aevb.tables.columns import Column
+from aevb.tables.columns import Column, date_text
 
 FAR = 8.0  # standard deviations between the median of new cells and the recorded centre
 ENOUGH = 5  # cells from which their share outside the recorded range says something
@@ -46,7 +46,9 @@ def warn_of_unit(column: Column, values: np.ndarray, dtype: str) -> None:
         or _outside(column, known / factor) > LEFT
     ):
         return
+    low, high = column.facts.low, column.facts.high or 0.0
     fix, told = "Check it", ""
+    shown_cell = date_text if column.kind == "date" else _short
     if column.kind in ("real", "positive"):
         shown = "factor" if factor is None else f"{factor:.4g}"
         fix = f"Convert it, or use schema.rescaled({column.name!r}, {shown})"
@@ -55,11 +57,16 @@ def warn_of_unit(column: Column, values: np.ndarray, dtype: str) -> None:
         told = f" Its cells are about {times} times {'larger' if factor > 1 else 'smaller'}."
     warnings.warn(
         f"Column {column.name!r} lies far from the cells that the schema was read from: its "
-        f"median is {float(np.median(known)):g}, and they were {column.facts.low:g} to "
-        f"{column.facts.high:g}.{told} Has it another unit? {fix}.",
+        f"median is {shown_cell(float(np.median(known)))}, and they were "
+        f"{shown_cell(low)} to {shown_cell(high)}.{told} Has it another "
+        f"unit? {fix}.",
         DataWarning,
         stacklevel=5,
     )
+
+
+def _short(cell: float) -> str:
+    return f"{cell:g}"
 
 
 def _are_shares(column: Column, known: np.ndarray) -> bool:

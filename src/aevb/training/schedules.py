@@ -9,7 +9,7 @@ exact evidence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
@@ -127,7 +127,8 @@ class em(Schedule):
             is textbook EM.
         least: The lower limit of the variance that an M-step gives a column, as a share of the
             column's own variance. By default it is 1e-12 for finite latents and 1e-6 for Gaussian
-            ones. A larger one, such as 1e-4, keeps a cluster from collapsing onto equal rows.
+            ones. A larger one, such as 1e-4, keeps a cluster from collapsing onto equal rows. For
+            finite latents, a sequence has one share for each column of the Gaussian variables.
 
     >>> import torch
     >>> from aevb import fit, zoo
@@ -141,7 +142,7 @@ class em(Schedule):
     tol: float = 1e-5
     start: str = "auto"
     accelerate: bool = True
-    least: float | None = None
+    least: float | Sequence[float] | None = None
     objective = "em"
 
     def __post_init__(self) -> None:
@@ -162,11 +163,10 @@ class em(Schedule):
             )
         if not isinstance(self.accelerate, bool):
             raise ValueError(f"em: accelerate is True or False, got {self.accelerate!r}.")
-        if self.least is not None and (
-            isinstance(self.least, bool)
-            or not isinstance(self.least, int | float)
-            or not 0 < self.least < 1
-        ):
+        if isinstance(self.least, Sequence) and not isinstance(self.least, str):
+            object.__setattr__(self, "least", tuple(self.least))  # TOML reads lists
+        shares = self.least if isinstance(self.least, tuple) else (self.least,)
+        if self.least is not None and not all(map(_is_share, shares)):
             raise ValueError(
                 f"em: least is a share of a column's variance between 0 and 1, got {self.least!r}."
             )
@@ -277,6 +277,10 @@ def _kind(name: Any) -> type[Schedule]:
             f"sets the steps per phase.{did_you_mean(name, kinds)}"
         )
     return kinds[name]
+
+
+def _is_share(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and 0 < value < 1
 
 
 def _is_count(value: Any) -> bool:

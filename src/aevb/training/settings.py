@@ -391,7 +391,11 @@ class Settings:
             name: [*how.shape, how.rotate, how.shear, how.scale, how.shift]
             for name, how in self.distort.items()
         }
-        schedule = {key: value for key, value in asdict(self.schedule).items() if value is not None}
+        schedule = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in asdict(self.schedule).items()
+            if value is not None
+        }
         return plain | {
             "how": dict(self.how),
             "beta": _plain(self.beta),

@@ -10,6 +10,8 @@ An iteration (``iterations.py``) extrapolates from several of these vectors by A
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aevb.declare.networks import mlp
 from aevb.evidence.exact import why_not_exact
 from aevb.evidence.finite import why_not_finite
@@ -25,16 +27,21 @@ from aevb.training.em.responsibilities import Responsibilities
 __all__ = ["Regressions", "Responsibilities", "Statistics", "exact_em"]
 
 
-def exact_em(model: Model, least: float | None = None) -> Regressions | Responsibilities:
+def exact_em(
+    model: Model, least: float | Sequence[float] | None = None
+) -> Regressions | Responsibilities:
     """Return the EM algorithm for this model.
 
-    ``least`` is the lower limit of a variance, as a share of the column's own variance.
+    ``least`` is the lower limit of a variance, as a share of the column's own variance; one share
+    for all columns, or one for each column of the Gaussian variables.
 
     Raises ValueError with the reason, and with another schedule to use, if the model has no exact
     EM.
     """
     method = _method(model)
-    if least is not None:
+    if isinstance(least, Sequence):
+        method.set_shares(least)
+    elif least is not None:
         method.least = least
     return method
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -68,10 +68,10 @@ class EM:
     """The factors of p that have parameters, and how to set them.
 
     ``least`` is the lower limit of the variance that an M-step gives a column, as a share of the
-    column's own variance.
+    column's own variance: a number, or a tensor of one share for each column.
     """
 
-    least: float
+    least: float | Tensor
 
     def __init__(self, model: Model) -> None:
         self.model, self.graph = model, model.graph
@@ -106,14 +106,20 @@ class EM:
 
     # Lower limit of the variance ------------------------------------------------------------------
 
+    def set_shares(self, least: Sequence[float]) -> None:
+        """Set the lower limit of each column of the Gaussian variables."""
+        raise ValueError(
+            "em: least is one share for all columns; a sequence of shares is for finite latents."
+        )
+
     def floor(self, variance: Tensor, count: Tensor) -> Tensor:
         """Return the lower limit of each column's variance; 1 for a column that no row knows."""
         return torch.where(count > 0, (self.least * variance).clamp_min(1e-20), 1.0)
 
     @cached_property
-    def raw_least(self) -> float:
+    def raw_least(self) -> Tensor:
         """Raw (inverse softplus) scale of a standardised column at the lower limit."""
-        return math.log(math.expm1(math.sqrt(self.least)))
+        return torch.as_tensor(self.least, dtype=torch.float64).sqrt().expm1().log()
 
     def at_floor(self, heads: Mapping[str, Tensor | None]) -> list[int]:
         """Return the columns whose variance is at the lower limit for any value of the parent.
@@ -121,13 +127,17 @@ class EM:
         ``heads`` holds the raw "scale" or "tril" of standardised columns, [values of the parent,
         …].
         """
-        scale, tril, low = heads.get("scale"), heads.get("tril"), math.sqrt(2 * self.least)
+        scale, tril = heads.get("scale"), heads.get("tril")
         if scale is not None:
-            found = F.softplus(scale) < low
+            least = torch.as_tensor(self.least).to(scale).sqrt()
+            found = F.softplus(scale) < math.sqrt(2) * least
         elif tril is not None:
+            least = torch.as_tensor(self.least).to(tril).sqrt()
             size = (math.isqrt(8 * tril.shape[-1] + 1) - 1) // 2
-            _, values, directions = torch.linalg.svd(ad.tril_from_vector(tril, size).mT)
-            found = ((values < low).unsqueeze(-1) & (directions.abs() > 0.1)).any(-2)
+            # In units of the lower limit.
+            root = ad.tril_from_vector(tril, size) / least.unsqueeze(-1)
+            _, values, directions = torch.linalg.svd(root.mT)
+            found = ((values < math.sqrt(2)).unsqueeze(-1) & (directions.abs() > 0.1)).any(-2)
         else:
             return []
         return found.reshape(-1, found.shape[-1]).any(0).nonzero()[:, 0].tolist()
@@ -146,9 +156,10 @@ class EM:
             f"{', '.join(map(str, at[:5]))}{', …' * (len(at) > 5)}, from 0)"
             for name, at in found.items()
         ]
+        share = f"{self.least:g}" if isinstance(self.least, float) else "a share"
         return (
-            f"em() holds the variance of {', '.join(parts)} at its lower limit, {self.least:g} of "
-            f"the column's own variance. Values that repeat, "
+            f"em() holds the variance of {', '.join(parts)} at its lower limit, {share} "
+            f"of the column's own variance. Values that repeat, "
             "or that follow from other columns, make the evidence unbounded, and the model may "
             "not fit other rows. Leave such columns or outliers out, dequantise "
             "(aevb.data.dequantise), take fewer classes or latents, or fix the scale (Normal(…, "

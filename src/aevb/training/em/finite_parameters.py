@@ -6,7 +6,7 @@ The vector holds the distribution parameters ("heads") of every factor for each 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,17 @@ class Heads(EM):
     and a scale.
     """
 
-    least = 1e-12
+    least: float | Tensor = 1e-12
     occurrences: Mapping[str, Occurrences]  # of the variable of each factor that needs them
+
+    def set_shares(self, least: Sequence[float]) -> None:
+        sizes = {self.graph.size(e.key.name) for e in self.entries if e.spec.gaussian}
+        if sizes - {len(least)}:
+            raise ValueError(
+                f"em: least has {len(least)} shares, and the Gaussian variables have "
+                f"{', '.join(map(str, sorted(sizes)))} columns. Give one share for each column."
+            )
+        self.least = torch.tensor(least, dtype=torch.float64)
 
     def _measure(self, rows: Rows) -> None:
         """Compute the units (mean and standard deviation) of every observed variable."""
@@ -159,7 +168,7 @@ class Heads(EM):
         for entry in self.entries:
             heads = found[entry.id]  # views of the vector
             if entry.spec.gaussian and "scale" in heads:
-                heads["scale"].clamp_(min=self.raw_least)
+                heads["scale"].clamp_(min=self.raw_least.to(vector))
             if entry.spec.gaussian and "tril" in heads:
                 heads["tril"].copy_(self._raised(heads["tril"]))
         return vector
@@ -171,11 +180,12 @@ class Heads(EM):
         limit keep their values, bit for bit.
         """
         size = (math.isqrt(8 * tril.shape[-1] + 1) - 1) // 2
-        directions, values, _ = torch.linalg.svd(ad.tril_from_vector(tril, size))
-        least = math.sqrt(self.least)
-        root = directions * values.clamp_min(least).unsqueeze(-2)
+        least = torch.as_tensor(self.least).to(tril).sqrt().unsqueeze(-1)
+        # In units of the lower limit.
+        directions, values, _ = torch.linalg.svd(ad.tril_from_vector(tril, size) / least)
+        root = directions * values.clamp_min(1.0).unsqueeze(-2) * least
         raised = ad.vector_from_tril(torch.linalg.cholesky(root @ root.mT))
-        return torch.where(values[..., -1:] < least, raised, tril)
+        return torch.where(values[..., -1:] < 1, raised, tril)
 
     def floored(self, vector: Tensor) -> dict[str, list[int]]:
         heads = self._heads(vector)
@@ -232,9 +242,9 @@ class Heads(EM):
             mean = torch.zeros_like(mean)  # a fixed root has mean 0
         total, squares = count.sum(0), second.diagonal(dim1=-2, dim2=-1) if full else second
         n = total.clamp_min(torch.finfo(count.dtype).tiny)
-        heads = entry.spec.most_likely(
-            count, mean, square, self.floor(squares.sum(0) / n - (first.sum(0) / n).square(), total)
-        )
+        whole = squares.sum(0) / n - (first.sum(0) / n).square()
+        floor = self.floor(whole, total) if entry.spec.gaussian else torch.zeros_like(total)
+        heads = entry.spec.most_likely(count, mean, square, floor)
         assert heads is not None
         if entry.spec.needs_occurrences:
             fixed = {} if entry.key.parents or entry.spec.learned else self._root(entry)

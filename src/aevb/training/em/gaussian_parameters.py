@@ -267,7 +267,7 @@ class Parameters(EM):
     def within(self, vector: Tensor) -> Tensor:
         seen = self.form.raw[self.form.scales < self.first_latent]
         return (
-            vector.index_copy(0, seen, vector[seen].clamp_min(self.raw_least))
+            vector.index_copy(0, seen, vector[seen].clamp_min(self.raw_least.to(vector)))
             if len(seen)
             else vector
         )
