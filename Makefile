@@ -1,5 +1,5 @@
 # make test       creates the environment, checks style and types, and passes the tests, on two cores
-# make test-all   the same with the tests that are marked slow, which take two minutes more
+# make test-all   the same with the tests that are marked slow, which take some minutes more
 # make check      checks style and types, and passes a third of the tests, some of every package, in about a minute
 # make docs       builds the documentation site into docs/_build/html, and checks its links
 # make web        builds the front end of pages from web/
@@ -43,13 +43,16 @@ CHECKED := $(addprefix tests/, \
 	diagnostics/test_diagnose.py predictive/test_predictive_check.py report/test_report.py \
 	cli/test_models_and_explain.py runtime/test_seeding.py test_model.py whole/test_documents.py)
 
-.PHONY: test test-all check lint bundle browser collected web docs reproduce compiler-tests dist wheel-test clean
+.PHONY: test test-all check lint bundle browser collected most web docs reproduce compiler-tests dist wheel-test clean
 # The processes of a live page give way to all others, so its tests run after the others.
 LIVE := tests/page/test_live_browser.py tests/page/test_server.py
 test:
-	$(MAKE) --jobs --no-print-directory lint bundle browser collected
+	$(MAKE) --jobs --no-print-directory bundle browser collected
+	$(MAKE) --jobs --no-print-directory lint most
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(MARKED) --dist load --maxschedchunk 1 $(LIVE)
+
+most: $(VENV)/ready
 	$(PYTEST) $(addprefix --ignore=,$(LIVE))
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist load --maxschedchunk 1 $(LIVE)
 
 test-all: MARKED :=
 test-all: test
@@ -64,7 +67,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The tests are compiled once, beside the checks of types, not by each worker.
+# The tests are compiled once, not by each worker.
 collected: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq >/dev/null
 

@@ -22,6 +22,12 @@ ONE_AFTER_ANOTHER = {
 }
 
 
+@pytest.fixture(autouse=True)
+def brief_trial(monkeypatch):
+    """Let a diagnosis train its copy of the model for a few steps only."""
+    monkeypatch.setattr("aevb.diagnostics.further_training.STEPS", 12)
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """Record steps after the first one."""

@@ -219,6 +219,18 @@ VARIANTS = {
     "srnn": ("srnn", SMALL | {"h": 3}),
     "kvae": ("kvae", {"x": 5, "hidden": (4, 4)}),
 }
+# Their steps have the same operations as those of other variants.
+ALIKE = {
+    "fa diagonal",
+    "cvae prior",
+    "cvae likelihood",
+    "vrnn filtering",
+    "local trend",
+    "seasonal, odd period",
+    "ar of two series",
+    "ar, values before given",
+    "switching, autoregressive",
+}
 
 
 def small(variant):
@@ -255,7 +267,10 @@ def test_every_parameter_receives_a_gradient(variant):
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in VARIANTS],
+)
 def test_every_bound_is_captured_whole_and_equals_eager(variant):
     model, plan, batch, noise = small(variant)
 

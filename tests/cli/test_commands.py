@@ -280,7 +280,13 @@ def test_labels_from_1_are_told(monkeypatch, capsys, tmp_path):
         assert ("y: the labels begin with 1, so no row has class 0." in printed) == told
 
 
-@pytest.mark.parametrize("change", ["a row more", "another order", "another cell"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "another order",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a row more", "another cell")),
+    ],
+)
 def test_rows_of_a_changed_file_are_not_called_held_out(monkeypatch, capsys, table, change):
     asked = ["vae", "--data", "table.csv", "--set", "likelihood=Normal", "--set", "z=1"]
     asked += ["--prepare", "standardise", "--hold-out", "0.1", "--steps", "2", "--out", "run"]

@@ -136,6 +136,7 @@ def test_exact_models_are_fitted_to_random_rows(here, monkeypatch, capsys, model
     assert said.startswith("200 random rows of the 600 rows of guests: log p per row is")
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_a_large_table_resumes_as_if_it_had_not_stopped(here, monkeypatch, capsys):
     lower(monkeypatch)
     command = ["train", "guests", "--model", "vae", "--set", "latent=2", "--set", "hidden=8"]
@@ -180,6 +181,7 @@ def test_results_are_not_written_into_the_folder_of_the_table(here, monkeypatch,
     assert "--out guests/scores.parquet lies in the folder that the data are read from" in said
 
 
+@pytest.mark.slow
 def test_models_are_compared_on_the_same_random_rows(here, monkeypatch, capsys):
     lower(monkeypatch)
     monkeypatch.setattr(large_tables, "CELLS", 6 * 200)

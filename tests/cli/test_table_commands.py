@@ -553,6 +553,7 @@ def test_the_fix_is_named_if_all_models_collapsed(tmp_path, monkeypatch, capsys)
     assert "Such models are not chosen." in printed
 
 
+@pytest.mark.slow
 def test_a_mixture_for_clusters_is_written_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "guests.csv", two_kinds(60))
@@ -633,6 +634,7 @@ def test_held_out_rows_are_the_same_for_every_seed_and_evaluated(tmp_path, monke
     assert f"{want:.3f}" in printed
 
 
+@pytest.mark.slow
 def test_a_named_file_is_known_to_be_that_of_the_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rows = two_kinds()

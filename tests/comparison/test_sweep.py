@@ -209,6 +209,7 @@ def test_processes_give_the_same_table(whole, tmp_path):
     assert table(plan.out, found, comparison) == expected
 
 
+@pytest.mark.slow
 def test_seeds_together_are_the_seeds_alone(tmp_path):
     grid = {"components": ["1", "2"]}
     tables = []

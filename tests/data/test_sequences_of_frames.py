@@ -460,7 +460,7 @@ def test_the_code_of_the_message_reads_numbers_as_dates(made, form, dtype):
 
 
 def test_the_times_of_a_pyarrow_table_are_converted_by_pyarrow():
-    text = pa.table({"at": ["2024-01-31", "2024-02-01"], "x": [0.0, 1.0]})
+    text = pa.table({"at": ["2024-01-31 00", "2024-02-01 00"], "x": [0.0, 1.0]})
     with pytest.raises(ValueError, match="neither numbers nor dates") as error:
         sequences(text, time="at")
     code = str(error.value).partition("e.g. ")[2].removesuffix(".")

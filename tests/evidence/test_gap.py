@@ -107,6 +107,7 @@ def test_an_ascent_that_noise_carries_below_its_start_is_not_followed():
     assert of_the_mean(found, "amortisation") < 0.005
 
 
+@pytest.mark.slow
 def test_a_trained_encoder_whose_family_holds_the_posterior_has_no_gap_of_either_kind():
     torch.manual_seed(2)
     model = Model(

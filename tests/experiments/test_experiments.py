@@ -73,6 +73,7 @@ def killed_at_data(lab, name):
     return lab.do(name, lambda lab: Result({"value": 3})), None
 
 
+@pytest.mark.slow
 def test_a_killed_process_takes_its_task_with_it_and_no_other(lab, monkeypatch):
     monkeypatch.setattr(experiments, "_do", killed_at_data)
     found = list(experiments._in_processes(lab, ["fa/data", "fa/naive"], 1))  # one after the other
@@ -99,6 +100,7 @@ def test_targets_are_met_or_not():
     assert check("a", 0.0, most=0.0)["ok"]
 
 
+@pytest.mark.slow
 def test_the_truth_is_the_best_that_factor_analysis_can_do(lab):
     found = fa._exact(lab)
     truth = found.numbers["truth"]
@@ -215,6 +217,7 @@ def test_generated_clusters_are_in_the_order_of_their_digits(lab):
     assert gmvae.generated(lab, model, test, labels).shape == (150, 8, 8)
 
 
+@pytest.mark.slow
 def test_the_command_runs_tasks_in_processes_and_builds_a_report(tmp_path, monkeypatch, capsys):
     out = tmp_path / "reproduction"
     monkeypatch.setattr(

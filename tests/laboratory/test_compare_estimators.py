@@ -186,6 +186,7 @@ def test_gumbels_bias_is_the_one_that_an_integral_gives(temperature):
         )
 
 
+@pytest.mark.slow
 def test_enumeration_has_the_least_variance(mixture):
     best = mixture["elbo K=4: y enumerate, z pathwise closed"]
     for drawn in (

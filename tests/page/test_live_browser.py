@@ -483,6 +483,7 @@ GROWN = """aevb.content.runs.map((run) =>
 LINES = "document.querySelector('#comparison .line-plot').ariaLabel"
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_while_they_train_and_afterwards(visit, tmp_path):
     folders = [tmp_path / "small", tmp_path / "large"]
     arguments = ("--data", "digits", *OFTEN)
@@ -516,6 +517,7 @@ def test_two_runs_are_compared_while_they_train_and_afterwards(visit, tmp_path):
         assert page.entries() == entries_of(folders[1])
 
 
+@pytest.mark.slow
 def test_a_page_goes_on_after_the_server_was_started_again(visit, tmp_path):
     folder = tmp_path / "run"
     trainer = training("vae", *DIGITS, "--steps", 1_000_000, *OFTEN, "--out", folder)

@@ -232,9 +232,9 @@ def frame(n=60):
 
 def test_log_p_of_a_sampled_choice_of_a_tables_rows_is_its_score(monkeypatch):
     cells = frame()
-    schema = Schema.read(cells)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        schema = Schema.read(cells)
         fitted = schema.fit(schema.mixture(2), cells)
     order = np.random.default_rng(1).permutation(60)
     splits = [

@@ -486,6 +486,7 @@ def test_nothing_is_fetched(out: Path, page: Page) -> None:
     assert re.findall(r"url\((?!#)", text) == []
 
 
+@pytest.mark.slow
 def test_same_results_same_bytes(out: Path) -> None:
     before = (out / "report.html").read_bytes()
     assert build(out).read_bytes() == before

@@ -231,6 +231,7 @@ print(shared, spinning, weights == same)
 """
 
 
+@pytest.mark.slow
 @gnu
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_two_threads_on_one_core_do_not_spin_and_compute_the_same():

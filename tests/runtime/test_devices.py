@@ -180,6 +180,9 @@ def test_steps_and_validations_need_no_float64(name, monkeypatch):
         fit(model, rows, validation=rows, steps=3, batch=2, validate_every=2, progress=False)
     assert wide.files <= {
         "data/markers.py",  # moves the numbers to the CPU first
+        "data/short_series.py",
+        "data/unscaled.py",
         "posterior/training_record.py",  # by devices.wide, or moves them first
         "runtime/devices.py",
+        "training/starting_notes.py",  # numbers of rows
     }

@@ -366,6 +366,7 @@ def test_jobs_of_a_grid_search_give_the_same_scores():
     )
 
 
+@pytest.mark.slow
 def test_array_dispatch_changes_nothing():
     # scipy reads this variable when it is imported, so the check needs a process of its own.
     code = (

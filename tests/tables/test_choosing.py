@@ -226,7 +226,9 @@ def test_bad_sizes_are_refused(wrong, match):
         fit_default(Schema.read(frame), frame, **wrong)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(200, 60), (150, 45)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [pytest.param(200, 60, marks=pytest.mark.slow), (150, 45)]
+)
 def test_wide_tables_with_missing_cells(rows, columns):
     """Random initial covariances of so many columns would be singular in float64."""
     rng = np.random.default_rng(0)

@@ -99,6 +99,7 @@ def test_unknown_models_are_refused():
         declare(schema, "density", {})
 
 
+@pytest.mark.slow
 def test_clusters_are_those_of_bic_with_the_frame_of_the_caller():
     draw = np.random.default_rng(0)
     which = np.arange(240) % 3
@@ -144,6 +145,7 @@ def test_held_out_rows_choose_no_weights(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_chosen_mixture_is_the_one_that_was_compared():
     frame = two_groups(150)
     schema = Schema.read(frame)

@@ -124,6 +124,7 @@ def test_a_diagnosis_tells_that_the_gradient_is_biased(rows):
         assert all("leaves out how the chosen ancestors and steps" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_missing_values_that_p_reads_are_drawn(rows):
     """The trained model explains complete rows better than before, and the run tells the bias."""
     gappy = {"x": rows["x"].copy(), "lengths": rows["lengths"]}

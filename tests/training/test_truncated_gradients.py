@@ -148,6 +148,7 @@ def test_a_run_says_what_it_optimises_and_counts_epochs_in_batches():
     assert run.rows[-1]["epoch"] == 4
 
 
+@pytest.mark.slow
 def test_windows_learn_a_memory_that_is_longer_than_a_window():
     """A given number stands in the first step alone; the state has to carry it to later windows."""
     random = np.random.default_rng(0)

@@ -312,6 +312,7 @@ def test_models_measured_earlier_on_the_same_machine_stay_in_the_file(tmp_path, 
     assert json.loads(path.read_text()) == {"machine": {"device": "another"}, "models": {"vrnn": 4}}
 
 
+@pytest.mark.slow
 def test_a_fit_and_the_tutorials_loop_take_turns(tmp_path, capsys):
     fits.main(
         [
@@ -376,6 +377,7 @@ def taken(variant, count=15):
     return variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", switches.MODES)
 @pytest.mark.parametrize("model", ["gmvae", "vrnn"])
 def test_without_a_pass_a_step_has_the_same_numbers_and_lacks_the_pass(model, mode, monkeypatch):

@@ -1,6 +1,7 @@
 """Irregular steps: the time since the last step is a given input, `dt[t]`."""
 
 import numpy as np
+import pytest
 import torch
 from scipy.stats import multivariate_normal
 
@@ -62,6 +63,7 @@ def test_maximum_likelihood_finds_a_drift_per_unit_of_time():
     assert abs(float(rise) - 1.5) < 0.1
 
 
+@pytest.mark.slow
 def test_a_recurrent_model_trains_and_samples_with_time_differences():
     torch.manual_seed(0)
     model = Model(
