@@ -48,7 +48,7 @@ CHECKED := $(addprefix tests/, \
 LIVE := tests/page/test_live_browser.py tests/page/test_server.py
 test:
 	$(MAKE) --jobs --no-print-directory bundle browser collected
-	$(MAKE) --jobs --no-print-directory lint most
+	$(MAKE) --jobs --no-print-directory MARKED="$(MARKED)" lint most
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(MARKED) --dist load --maxschedchunk 1 $(LIVE)
 
 most: $(VENV)/ready
