@@ -79,6 +79,11 @@ def test_checks_are_plain_data_without_problems(found):
     ]
 
 
+@pytest.fixture
+def brief_trial():
+    """The process of a page trains its copy as long as usual."""
+
+
 def test_the_diagnosis_is_that_of_diagnose(run, found):
     expected = diagnose(run.model, TEST, run=run, labels=LABELS[100:]).to_dict()
     mine = found["diagnosis"]

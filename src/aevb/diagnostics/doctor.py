@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -161,8 +162,32 @@ def diagnose(
     return Diagnosis(gravest_first(findings), len(chosen))
 
 
+MORE_STEPS = ("further training", "worse than independent columns")  # whose remedy is more steps
+SHARE_AHEAD = 0.5  # of what more steps would gain, by which the training rows are ahead
+
+
 def _of_one_cause(findings: list[Finding]) -> list[Finding]:
-    """Give a collapsed latent whose q was not trained only one remedy: to train q."""
+    """Give findings of one cause one remedy.
+
+    A collapsed latent whose q was not trained: to train q. A run that over-fitted: the remedy for
+    that, since steps on other rows then help because these are more data.
+    """
+    for one in findings:
+        if one.kind != "over-fitting":
+            continue
+        ahead = one.figures.get("training", -math.inf) - one.figures.get("last", math.inf)
+        remedy = one.remedy or (
+            f"The bound of the training rows is {ahead:.1f} nats better than that of validation: "
+            f"more data, dropout or smaller networks help, rather than more steps."
+        )
+        findings = [
+            replace(finding, remedy=remedy)
+            if finding.kind in MORE_STEPS
+            and finding.level == "warning"
+            and (one.level == "warning" or ahead > SHARE_AHEAD * finding.figures["mean"])
+            else finding
+            for finding in findings
+        ]
     remedies = {
         finding.about: finding.remedy for finding in findings if finding.kind == "untaught q"
     }

@@ -101,7 +101,8 @@ def judge_training(
     remedy = "Train longer (steps=, epochs=)"
     if lr is not None and lr < SLOW * usual:
         remedy += f" and with a larger lr than {lr:g}, such as the default {usual:g}"
-    return [Finding("warning", "further training", "run", text, figures, f"{remedy}.")]
+    remedy += ". If these rows are not those of the training, more data may be what helps."
+    return [Finding("warning", "further training", "run", text, figures, remedy)]
 
 
 def _compared(model: Model, batch: Batch, value: Value, seed: int) -> Tensor:

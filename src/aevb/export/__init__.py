@@ -102,6 +102,10 @@ class Exported:
         return "\n".join(lines)
 
 
+# What training made of images of bytes; the inputs of a file are these numbers.
+OF_BYTES = {"dequantise": "(byte + 1/2) / 256", "threshold": "1 from 128 on, else 0"}
+
+
 def export_model(
     model: DeclaredModel,
     teaching: Teaching,
@@ -133,6 +137,8 @@ def export_model(
         outputs = output_axes(part, program)
         told = meaning(part)
         facts = _facts(part, outputs, told) | dict(metadata or {})
+        if teaching.pixels:
+            facts["bytes"] = {name: OF_BYTES.get(how, how) for name, how in teaching.pixels.items()}
         if format == "onnx":
             files.write_onnx(program, path, facts, list(inputs), list(outputs))
         else:

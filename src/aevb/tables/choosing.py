@@ -42,6 +42,7 @@ LEAST_ROWS = 20  # per cluster
 MEMBERS = 3  # fits of each number of clusters
 ROUNDS = 40  # of EM at most
 TOLERANCE = 1e-3  # nats per row and entry: EM ends when a round gains less
+WORSE = 0.2  # nats per row and entry that a fit may lie below the best one of its size
 MOST_ROWS = 10_000  # rows that are fitted; a larger table is sampled
 KNOWN = 200  # known cells of every column in such a sample, if the table has as many
 # Rows · clusters · columns³ of x with missing cells, where most rows have covariances of their own,
@@ -158,7 +159,25 @@ def fit_density(
         for k in sizes
         for j in range(members if k > 1 else 1)
     ]
-    return joined(fits)
+    return joined(_sound(fits, data))
+
+
+def _entries(model: Model) -> int:
+    return sum(model.graph.size(name) for name in model.graph.observed)
+
+
+def _sound(fits: list[Model], data: Mapping[str, Any]) -> list[Model]:
+    """Leave out fits far below another one of their size: two groups of rows share a cluster."""
+    sizes = [fit.graph.size(PART) for fit in fits]
+    if len(set(sizes)) == len(fits):
+        return fits
+    found = [float(fit.log_evidence(**data).value.mean()) for fit in fits]
+    best = {size: max(e for e, k in zip(found, sizes, strict=True) if k == size) for size in sizes}
+    return [
+        fit
+        for fit, size, evidence in zip(fits, sizes, found, strict=True)
+        if evidence > best[size] - WORSE * _entries(fit)
+    ]
 
 
 def most_rows(data: Mapping[str, Any]) -> int:
@@ -206,7 +225,7 @@ def fitted(
     method.fills_by_own = start is not None
     method.open(Rows(open_source(model.graph, data, next(model.parameters())), World()))
     point, before = method.from_data(method.read(), seed), -float("inf")
-    enough = TOLERANCE * sum(model.graph.size(name) for name in model.graph.observed)
+    enough = TOLERANCE * _entries(model)
     for _ in range(ROUNDS):
         evidence, after = method.update(point)
         if abs(float(evidence) - before) < enough:
