@@ -264,3 +264,20 @@ def test_the_match_with_labels_says_which_rows_are_meant():
     labels = (X @ torch.ones(5) > 0).long()
     (told,) = diagnose(model, {"x": X}, labels=labels, calibrate=False, train=False).of("labels")
     assert "if the training saw their labels, this is no test" in told.text
+
+
+def test_more_steps_are_no_remedy_of_over_fitting():
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(120, 12, generator=random)
+    model = Model(
+        p={"z": Normal(4), "x | z": Normal(12, net=mlp(64), scale="learned")},
+        q={"z | x": Normal(net=mlp(64))},
+        seed=0,
+    )
+    held = {"x": rows[20:]}
+    run = fit(model, {"x": rows[:20]}, validation=held, steps=600, lr=0.01, progress=False, seed=0)
+    found = diagnose(model, held, run=run, calibrate=False)
+    (fitted,) = found.of("over-fitting")
+    (further,) = found.of("further training")
+    assert (fitted.level, further.level) == ("warning", "warning")
+    assert further.remedy == fitted.remedy

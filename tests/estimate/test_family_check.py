@@ -237,3 +237,13 @@ def test_the_report_prints_what_was_checked() -> None:
     assert lines[0].endswith(": 1 of 3 fail")
     assert lines[1].split()[:2] == ["log_prob", "WRONG"]
     assert lines[-1].split(maxsplit=2)[2] == "not checked: the distribution has none"
+
+
+def test_arguments_with_other_names_than_the_heads_are_named():
+    class Misnamed(Normal):
+        def distribution(self, mean, sd):
+            return td.Normal(mean, F.softplus(sd))
+
+    found = check_family(Misnamed())
+    assert [one.member for one in found.failed] == ["distribution"]
+    assert "the arguments of distribution have the names of heads" in found.failed[0].text

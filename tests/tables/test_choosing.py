@@ -263,3 +263,18 @@ def test_wide_tables_with_missing_cells_take_fewer_rows():
     assert choosing.most_rows({"x": x}) == int(1e9 // (8 * 30**3))
     wide = np.full((10, 100), np.nan)
     assert choosing.most_rows({"x": wide}) == choosing.FEW_ROWS
+
+
+def test_a_fit_whose_cluster_holds_two_groups_is_left_out():
+    random = np.random.default_rng(0)
+    group = random.integers(0, 3, 600)
+    frame = {
+        "group": np.array(["a", "b", "c"])[group],
+        "u": 100.0 * group + random.normal(size=600),
+        "v": random.normal(size=600),
+    }
+    density = fit_default(Schema.read(frame), frame, seed=0)
+    assert density.model.graph.size("part") == 3 * (3 + 5 + 8) - 3
+    drawn = density.sample(4000, seed=0)
+    of_a = np.asarray(drawn["group"]) == "a"
+    assert (np.asarray(drawn["u"], dtype=float)[of_a] > 50).mean() < 0.02

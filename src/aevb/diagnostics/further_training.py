@@ -94,8 +94,14 @@ def judge_training(
         else f"on these rows, {what}"
     )
     tried = f"after {steps} steps of a copy (lr={rate:g}) {where}"
+    if not rise.clear and rise.mean > 2 * rise.stderr > 0:
+        text = f"Further training may help, which is not decided: {tried} rose by {rise}."
+        return [Finding("note", "further training", "run", text, figures)]
     if not rise.clear:
-        text = f"Further training hardly helps: {tried} changed by {rise}."
+        text = (
+            f"Further training hardly helps soon: {tried} changed by {rise}. A slow rise, as of "
+            f"the parameters of a random effect, would not show."
+        )
         return [Finding("ok", "further training", "run", text, figures)]
     text = f"Further training would help: {tried} rose by {rise}."
     remedy = "Train longer (steps=, epochs=)"

@@ -88,6 +88,7 @@ class FamilyCheck:
     def __repr__(self) -> str:
         count, wrong = sum(one.ok is not None for one in self.findings), len(self.failed)
         result = f"{wrong} of {count} fail" if wrong else f"all {count} pass"
+        result = result if count else "nothing could be checked"
         lines = [f"{self.name}: {result}"]
         width = max((len(one.member) for one in self.findings), default=0)
         words = {True: "ok   ", False: "WRONG", None: "—    "}
@@ -263,6 +264,10 @@ def _of_family(spec: Conditional, d: int) -> Iterator[Finding]:
         subject = _subject(spec, 1)
         if subject.dist.event_shape:
             subject = _subject(spec, min(d, 3))
+    except TypeError as error:
+        rule = "the arguments of distribution have the names of heads"
+        yield Finding("distribution", False, f"fails: {error} ({rule})")
+        return
     except Exception as error:
         yield Finding("family", None, f"not checked: {type(error).__name__}: {error}")
         return

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from aevb.data.markers import array_warnings
 from aevb.data.repeated_values import refuse_degenerate
-from aevb.data.sources import Source, open_source
+from aevb.data.sequences import is_frame
+from aevb.data.sources import Source, open_source, read_arrays
 from aevb.declare.deterministic import Recurrence
 from aevb.declare.graph import Graph
 from aevb.declare.networks import MLP
@@ -26,6 +28,7 @@ from aevb.estimate.batch import Batch, split_latents
 from aevb.evidence.exact import why_not_exact
 from aevb.model import Model
 from aevb.posterior.choice import open_ended
+from aevb.runtime.checked_files import DataWarning
 from aevb.training import schedules
 from aevb.training.compile_choice import Choice, choose
 from aevb.training.cropping import cropping_pays
@@ -108,11 +111,7 @@ def prepare_job(
     world.copy_first(list(model.state_dict().values()))
     source = open_source(model.graph, data, like, Checking(progress if world.first else False))
     model.teaching.check_columns(source.columns)
-    markers = (
-        array_warnings(data, model.graph.observed)
-        if look_for_markers and isinstance(data, Mapping)
-        else []
-    )
+    markers = _markers(model.graph, data) if look_for_markers else []
     refuse_degenerate(model.graph, source)
     em = (
         exact_em(model, settings.schedule.least)
@@ -201,6 +200,14 @@ def _has_hidden_layer(module: torch.nn.Module) -> bool:
     if isinstance(module, Wrapped):
         return not isinstance(module.module, torch.nn.Linear)
     return isinstance(module, torch.nn.Conv2d | torch.nn.ConvTranspose2d | Recurrence)
+
+
+def _markers(graph: Graph, data: Any) -> list[DataWarning]:
+    """Return warnings about values that look like markers of missing values."""
+    if is_frame(data) or (isinstance(data, Mapping) and any(map(is_frame, data.values()))):
+        data = read_arrays(data, graph)
+        data = {name: np.asarray(one) if is_frame(one) else one for name, one in data.items()}
+    return array_warnings(data, graph.observed) if isinstance(data, Mapping) else []
 
 
 def _plan(model: Model, settings: Settings, batch: Batch) -> Plan:
