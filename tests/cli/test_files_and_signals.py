@@ -108,6 +108,7 @@ def test_a_closed_terminal_asks_a_run_to_end():
         signal.signal(signal.SIGHUP, was)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error_and_a_run_goes_on(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 3)))
     command = [

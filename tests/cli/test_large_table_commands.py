@@ -118,6 +118,7 @@ def test_marked_cells_are_missing_in_every_part(here, monkeypatch, capsys):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [[], ["--set", "components=2"]])
 def test_exact_models_are_fitted_to_random_rows(here, monkeypatch, capsys, model):
     lower(monkeypatch)

@@ -278,6 +278,7 @@ def test_a_q_that_the_bound_does_not_read_leaves_it_as_it_is(aevb):
 # Columns and labels -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_columns_that_are_not_used_are_named_whatever_they_hold(aevb):
     x = table()
     write_csv("t.csv", x.tolist(), "a,b,c")

@@ -676,6 +676,7 @@ def test_a_named_file_is_known_to_be_that_of_the_training(tmp_path, monkeypatch,
     assert "These are the training rows of all models: " in printed
 
 
+@pytest.mark.slow
 def test_rows_of_a_changed_file_are_not_called_held_out(tmp_path, monkeypatch, capsys):
     """The split depends on the order of the lines, so that after a shuffle it is another one."""
     monkeypatch.chdir(tmp_path)

@@ -367,7 +367,7 @@ def longer(tmp_path_factory):
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGKILL, id="kill"),
+        pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, id="terminate", marks=pytest.mark.slow),
     ],
 )

@@ -396,6 +396,7 @@ def bits() -> tuple[Model, dict]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [labelled, ragged, chain, bits])
 def test_other_models_are_measured_too(build):
     torch.manual_seed(0)

@@ -408,6 +408,7 @@ def test_mle_integrates_gaps_out_of_a_gaussian_autoregression():
     assert max(float(g.abs().max()) for g in gradients) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", ["elbo", "iwae"])
 def test_fit_trains_binary_gaps_by_the_score_function(bound):
     model = build(

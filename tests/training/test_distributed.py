@@ -129,7 +129,7 @@ def test_more_processes_than_rows_of_a_step_are_refused(monkeypatch):
     "request_",
     [
         pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.slow),
-        pytest.param(signal.SIGSTOP, id="frozen"),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.slow),
     ],
 )
 def test_when_one_process_dies_or_hangs_all_stop_with_a_sentence_and_the_checkpoint_is_valid(

@@ -44,7 +44,7 @@ def some(rows: dict, n: slice) -> dict:
     return {name: value[n] for name, value in rows.items()}
 
 
-@pytest.mark.parametrize("gradient", ["plain", "score"])
+@pytest.mark.parametrize("gradient", ["plain", pytest.param("score", marks=pytest.mark.slow)])
 def test_a_run_raises_the_bound_and_validates_by_it(rows, gradient):
     model = small_vrnn()
     train, held_out = some(rows, slice(70)), some(rows, slice(70, 90))

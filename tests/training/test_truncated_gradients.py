@@ -232,6 +232,7 @@ def test_checkpoints_in_time_train_the_same_weights_up_to_rounding():
         torch.testing.assert_close(weights(chunked)[name], tensor, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a module that torch imports
 def test_loops_over_many_steps_are_not_recorded_but_their_windows_are(monkeypatch, soon):
     monkeypatch.setattr("aevb.training.purity.LONGEST", 6)

@@ -32,7 +32,7 @@ class TableDensity(ExactDensityEstimator):
     >>> from sklearn.datasets import load_iris
     >>> X = load_iris().data
     >>> round(TableDensity(random_state=0).fit(X[::2]).score(X[1::2]), 1)
-    -1.9
+    -1.7
     """
 
     def __init__(self, *, random_state: Any = None) -> None:
