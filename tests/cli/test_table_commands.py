@@ -455,6 +455,7 @@ def test_a_table_is_read_modelled_and_written(tmp_path, monkeypatch, capsys):
     assert json.loads((run / "data.json").read_text())["data"] == "guests.csv"
 
 
+@pytest.mark.slow
 def test_the_default_is_a_density_and_cluster_finds_clusters(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_csv(tmp_path / "guests.csv", two_kinds())

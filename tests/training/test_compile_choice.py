@@ -61,6 +61,7 @@ def test_short_runs_are_not_compiled_and_long_ones_are(monkeypatch):
     assert choose(model, plan, batch, 10**9) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [False, True])
 def test_the_choice_is_noted_recorded_and_kept_when_the_run_is_resumed(
     tmp_path, monkeypatch, chosen

@@ -369,6 +369,7 @@ def as_alone(model, rows, runs, *, broken=False, **choices):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "bundles"),
     [("vae", [3]), ("dropout", [3]), ("mixture", [3]), ("sequence", [3]), ("partly frozen", [3])],

@@ -149,7 +149,10 @@ def shown(page: Path) -> str:
     return re.sub("<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.endswith("export.md")) for name in PAGES],
+)
 def test_every_block_runs_and_prints_what_the_page_shows(name, unseeded):
     run = runner()
     found = run.printed(ROOT / name, smaller)
